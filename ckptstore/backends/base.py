@@ -1,0 +1,241 @@
+"""The contract between the store and a kind of storage.
+
+Everything the store asks of a disk, an object store or HDFS goes through :class:`Backend`. The
+docstrings below are the contract; ``ckptstore.testing.conformance`` checks it against real storage.
+
+Keys are relative POSIX paths below the root, checked by the caller (``ckptstore.layout``). They are
+always exact: no pattern characters, no guessing whether a key is a directory.
+
+Errors: every method raises only the exceptions of ``ckptstore.errors``. "Not there" is said
+(``None``, an empty list, :class:`NotFoundError`) only after the storage itself has said so; a
+connection that failed or a permission that is missing is an error. A root that has vanished looks
+empty, so the caller checks the store's marker before it believes that there is nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of storage can do.
+
+    Attributes:
+        exclusive_create: Of any number of concurrent ``create_exclusive`` calls for one key exactly
+            one succeeds. Without it saves still work (names are unique), but orphans are not
+            collected automatically.
+        moves_no_bytes: ``copy`` does not send the bytes through this machine.
+        durable_sync: After ``sync`` (and ``finish``) data survives a power cut.
+        parallel_blocks: A writer takes its blocks from several threads in any order.
+        parallel_reads: How many small reads are worth having in flight at once.
+        forbidden: Characters that a path cannot hold here.
+        folds_case: Names that differ only in case are one name here.
+    """
+
+    exclusive_create: bool = True
+    moves_no_bytes: bool = True
+    durable_sync: bool = True
+    parallel_blocks: bool = True
+    parallel_reads: int = 1
+    forbidden: str = ""
+    folds_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a listing or a stat says of a key.
+
+    Attributes:
+        key: The key.
+        size: Bytes; 0 for a directory.
+        modified: Seconds since the epoch by the storage's clock; 0.0 for a directory of an object
+            store, which has no time.
+        is_directory: Whether other keys lie below it.
+    """
+
+    key: str
+    size: int
+    modified: float
+    is_directory: bool = False
+
+
+CopyKind = Literal["reflink", "link", "server", "bytes"]
+"""How ``copy`` did it; ``bytes`` went through this machine."""
+
+
+class Reader(ABC):
+    """An open object. Safe to use from several threads at once.
+
+    Attributes:
+        size: Bytes when it was opened.
+    """
+
+    size: int
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` with the bytes from ``offset`` on.
+
+        Returns:
+            How many were read: fewer than asked for only at the object's end.
+        """
+
+    def check_unchanged(self) -> None:  # noqa: B027 - stored objects never change
+        """Raise :class:`SourceChangedError` if what was read may not be one state of the file."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it. May be called twice."""
+
+
+class Writer(ABC):
+    """An object being written. Nothing is visible at its key before ``finish`` returns."""
+
+    @abstractmethod
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write ``data`` at ``offset``.
+
+        Offsets are multiples of the block size; every block is whole but the last. Where the
+        backend has ``parallel_blocks`` this is called from several threads and in any order;
+        elsewhere front to back.
+        """
+
+    @abstractmethod
+    def skip_zeros(self, offset: int, length: int) -> bool:
+        """Leave ``length`` zero bytes at ``offset`` unwritten, where the storage reads them as 0.
+
+        Returns:
+            Whether that is so; otherwise the caller writes them.
+        """
+
+    @abstractmethod
+    def finish(self, size: int) -> None:
+        """Make the object of ``size`` bytes complete, durable and visible at its key.
+
+        Raises:
+            ConflictError: the key exists. It is left as it was.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give it up and leave nothing behind. May be called twice, and after ``finish``."""
+
+
+class Backend(ABC):
+    """A place where a store is kept. Safe to use from several threads, and after a fork.
+
+    Attributes:
+        uri: The root, without secrets, for messages.
+        capabilities: What this place can do.
+    """
+
+    uri: str
+    capabilities: Capabilities
+
+    @abstractmethod
+    def stat(self, key: str) -> Entry | None:
+        """What lies at ``key``; ``None`` after a successful look found nothing."""
+
+    @abstractmethod
+    def list(self, prefix: str, *, recursive: bool = False) -> list[Entry]:
+        """What lies below the directory ``prefix`` (``""`` is the root), unsorted, never cached.
+
+        Not recursive: the entries directly below, directories included. Recursive: all files at any
+        depth, without directories. Empty when there is no such directory. Keys created or deleted
+        during the call may or may not be in it. Symbolic links are not shown.
+        """
+
+    @abstractmethod
+    def read(self, key: str, limit: int) -> bytes:
+        """The whole of a small object.
+
+        Raises:
+            NotFoundError: there is none.
+            IntegrityError: it is longer than ``limit``; nothing was read.
+        """
+
+    @abstractmethod
+    def open_reader(self, key: str) -> Reader:
+        """Open an object for ranged reads.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def open_writer(self, key: str, *, executable: bool = False) -> Writer:
+        """Begin an object at a key that must be free; directories above it are made as needed."""
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace a small object atomically. Only for keys with a single writer."""
+
+    @abstractmethod
+    def create_exclusive(self, key: str, data: bytes) -> bool:
+        """Create a small object, whole and durable, if the key is free.
+
+        After an error it is unknown whether it was created: the caller reads it back.
+
+        Returns:
+            Whether it was created; ``False`` when the key exists.
+        """
+
+    @abstractmethod
+    def remove_if(self, key: str, data: bytes) -> bool:
+        """Remove a small object if it still holds exactly ``data``.
+
+        Returns:
+            Whether it was removed. If it held something else it is there as before.
+        """
+
+    @abstractmethod
+    def make_directory(self, key: str) -> bool:
+        """Claim a directory for a new checkpoint.
+
+        Returns:
+            ``False`` when something is there already.
+        """
+
+    @abstractmethod
+    def copy(self, source: str, target: str, *, executable: bool = False) -> CopyKind | None:
+        """Make ``target``, which must be free, have the bytes of ``source``, complete and durable.
+
+        Returns:
+            How; ``None`` when that cannot be done here without moving bytes (nothing was made).
+
+        Raises:
+            NotFoundError: there is no ``source``.
+            ConflictError: ``target`` exists.
+        """
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those that do not exist are no error."""
+
+    @abstractmethod
+    def remove_tree(self, prefix: str) -> None:
+        """Remove everything below a directory, and the directory. Missing is no error."""
+
+    @abstractmethod
+    def sync(self, directories: Iterable[str]) -> None:
+        """Make the names in these directories survive a power cut."""
+
+    @abstractmethod
+    def set_hint(self, key: str, target: str) -> None:
+        """Point ``key`` at its sibling ``target``, for people: a symlink, else a small object."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Now by the storage's clock: the time of an object written for the purpose, in seconds."""
+
+    def local_path(self, key: str) -> str | None:
+        """The path of ``key`` on this machine's file system, if it has one."""
+        del key
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
+        """Let go of connections. May be called twice."""

@@ -1,0 +1,168 @@
+"""Deleting: into the trash, back out of it, and for good.
+
+A deleted checkpoint loses its record and keeps its files until its grace period has ended; a trash
+record keeps what the record was. Every step is safe against every other actor at every moment:
+
+- the trash record stands before the record goes, so nothing is ever without either;
+- the record is removed only while it still is that commit;
+- ``undelete`` creates the record exclusively, ``purge`` creates a void there exclusively: one of
+  the two happens, never both.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ckptstore import document
+from ckptstore.catalog import Catalog
+from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError
+from ckptstore.ids import random_letters
+from ckptstore.layout import Name, RunKeys
+from ckptstore.reading import Checkpoint
+from ckptstore.records import Commit, Trash, Void, decode_record, timestamp, writer_here
+from ckptstore.runview import RunView
+from ckptstore.voiding import discard
+
+log = logging.getLogger(__name__)
+
+DEFAULT_GRACE = 24 * 3600.0
+"""Seconds that a deleted checkpoint can be brought back."""
+
+
+def delete(
+    catalog: Catalog,
+    checkpoint: Checkpoint,
+    *,
+    grace: float = DEFAULT_GRACE,
+    force: bool = False,
+    reason: str = "deleted by hand",
+) -> None:
+    """Move a checkpoint to the trash.
+
+    Args:
+        catalog: The store.
+        checkpoint: What to delete.
+        grace: Seconds until gc may remove its files.
+        force: Also when it is the newest, the best or the last verified one. A pin always holds.
+        reason: Kept in the trash record.
+
+    Raises:
+        ConflictError: a guard holds, or someone else deleted it meanwhile.
+    """
+    catalog.require_deletable()
+    run, name = checkpoint.run, checkpoint.name
+    keys = RunKeys(run)
+    found = catalog.find(run, name)
+    if found is None or found.commit is None:
+        raise NotFoundError(f"{checkpoint.ref} is not there any more")
+    _check_guards(catalog, checkpoint, force)
+    trash = document.encode(
+        Trash(
+            name=str(name),
+            run=run,
+            record=found.data.decode(),
+            grace=grace,
+            created=timestamp(),
+            writer=writer_here(random_letters()),
+            reason=reason,
+        )
+    )
+    _put_trash(catalog, run, name, trash)
+    try:
+        _check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
+    except ConflictError:
+        catalog.backend.delete([keys.trash_record(name)])
+        raise
+    if not catalog.backend.remove_if(keys.record(name), found.data):
+        raise ConflictError(f"{checkpoint.ref} was deleted by someone else at the same time")
+    if catalog.backend.stat(keys.trash_record(name)) is None:
+        # A purge that saw both records took ours for a leftover.
+        _put_trash(catalog, run, name, trash)
+    refresh_hint(catalog, run)
+
+
+def _put_trash(catalog: Catalog, run: str, name: Name, trash: bytes) -> None:
+    keys = RunKeys(run)
+    catalog.backend.put(keys.trash_record(name), trash)
+    catalog.backend.sync([keys.trash, run])
+
+
+def _check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
+    view = RunView.of(catalog, checkpoint.run)
+    standing = view.standing(checkpoint.name)
+    if standing.pinned:
+        raise ConflictError(
+            f"{checkpoint.ref} is pinned",
+            hint=f"ckpt pin --remove {checkpoint.ref} --store {catalog.uri}",
+        )
+    guards = view.guards(checkpoint.name)
+    if guards and not force:
+        raise ConflictError(
+            f"{checkpoint.ref} is kept: {', and '.join(guards)}",
+            hint="delete it all the same with --force",
+        )
+
+
+def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
+    """Bring a deleted checkpoint back.
+
+    Raises:
+        NotFoundError: it is not in the trash, or its grace period ended and gc removed it.
+        ConflictError: it is not deleted.
+        IntegrityError: its trash record or its files are damaged; everything stays as it is.
+    """
+    catalog.require_writable()
+    keys = RunKeys(run)
+    trash = catalog.find_trash(run, name)
+    if trash is None:
+        raise NotFoundError(
+            f"{run}@{name} is not in the trash", hint=f"what is: ckpt list {catalog.uri} {run} --all"
+        )
+    standing_there = catalog.find(run, name)
+    if standing_there is not None:
+        if isinstance(standing_there.record, Void):
+            raise _purged(run, name)
+        raise ConflictError(f"{run}@{name} is not deleted")
+    data = trash.record.encode()
+    commit = decode_record(data, run, name, f"the record in the trash of {run}@{name}")
+    if not isinstance(commit, Commit):
+        raise IntegrityError(f"the trash of {run}@{name} holds no commit")
+    checkpoint = Checkpoint(catalog, run, commit)
+    damage = checkpoint.quick_check()
+    if damage:
+        raise checkpoint.damaged_error(damage)
+    if not catalog.create_document(keys.record(name), data):
+        found = catalog.find(run, name)
+        if found is not None and isinstance(found.record, Void):
+            raise _purged(run, name)
+        raise ConflictError(f"{run}@{name} is not deleted")
+    catalog.backend.delete([keys.trash_record(name)])
+    refresh_hint(catalog, run)
+    return checkpoint
+
+
+def _purged(run: str, name: Name) -> NotFoundError:
+    return NotFoundError(f"{run}@{name} has been removed for good: its grace period had ended")
+
+
+def purge(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
+    """Remove a trashed checkpoint for good.
+
+    Returns:
+        Whether its files were removed; ``False`` when it was undeleted meanwhile.
+    """
+    removed = discard(catalog, run, name, reason)
+    catalog.backend.delete([RunKeys(run).trash_record(name)])
+    return removed
+
+
+def refresh_hint(catalog: Catalog, run: str) -> None:
+    """Let ``latest`` name the run's newest commit. It is for people only, so failing is no harm."""
+    try:
+        newest = catalog.newest(run)
+        if newest is not None:
+            catalog.backend.set_hint(RunKeys(run).latest, str(newest.name))
+        else:
+            catalog.backend.delete([RunKeys(run).latest])
+    except CkptError as error:
+        log.warning("the hint %s was not renewed: %s", RunKeys(run).latest, error)

@@ -1,0 +1,217 @@
+"""Collecting what nothing needs: trash whose time is over, dead saves, stray temporaries.
+
+The order of reading is part of the protocol: directories, then leases, then records, then trash. A
+save takes its lease before it makes its directory and lets go of it after its record exists, and a
+delete writes its trash record before it removes the record; so whatever a reader in this order finds
+without any of the three has none. And before anything in a directory is deleted there is a void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptstore.catalog import Catalog, Found, HeldLease
+from ckptstore.deleting import DEFAULT_GRACE, purge
+from ckptstore.errors import ConflictError, IntegrityError
+from ckptstore.layout import Name, RunKeys, is_temporary
+from ckptstore.leases import STALE_SECONDS, is_live
+from ckptstore.records import Trash, Void
+from ckptstore.voiding import discard
+
+
+@dataclass(frozen=True)
+class GcAction:
+    """One thing that gc looked at.
+
+    Attributes:
+        key: What it is about.
+        removed: Whether it was (in a dry run: would be) removed.
+        reason: Why, or why not.
+        size: Bytes in it.
+    """
+
+    key: str
+    removed: bool
+    reason: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class GcResult:
+    """What a collection did."""
+
+    actions: tuple[GcAction, ...]
+    dry_run: bool
+
+    @property
+    def removed(self) -> tuple[GcAction, ...]:
+        """What was removed."""
+        return tuple(a for a in self.actions if a.removed)
+
+    @property
+    def freed(self) -> int:
+        """Bytes removed; those that another checkpoint shares are counted too."""
+        return sum(a.size for a in self.removed)
+
+
+def gc(
+    catalog: Catalog,
+    run: str | None = None,
+    *,
+    grace: float = DEFAULT_GRACE,
+    force: bool = False,
+    dry_run: bool = False,
+) -> GcResult:
+    """Remove what no checkpoint, no living save and no grace period needs any more.
+
+    Args:
+        catalog: The store.
+        run: Only this run.
+        grace: Seconds, by the store's clock, that a dead save is left alone.
+        force: Also where the storage cannot create exclusively, and where there are directories
+            and no record at all (which may be a store that lost its records).
+        dry_run: Only say what would be done.
+
+    Raises:
+        NotFoundError: there is no such store or run.
+        ConflictError: the store looks as if it had lost its records; nothing was touched.
+    """
+    catalog.require_deletable()
+    if not catalog.backend.capabilities.exclusive_create and not force:
+        raise ConflictError(
+            f"the storage of {catalog.uri} cannot create a file exclusively, so a save that is "
+            "still running could lose its files",
+            hint="when no save is running: ckpt gc --force",
+        )
+    if run is not None:
+        catalog.require_run(run)
+    now = catalog.backend.clock()
+    actions: list[GcAction] = []
+    for one in [run] if run is not None else catalog.runs():
+        actions += _Collection(catalog, one, now, grace, dry_run).run(force)
+    if run is None:
+        actions += _stray(catalog, "", now, grace, dry_run)
+    return GcResult(tuple(actions), dry_run)
+
+
+class _Collection:
+    def __init__(
+        self, catalog: Catalog, run: str, now: float, grace: float, dry_run: bool
+    ) -> None:
+        self.catalog = catalog
+        self.name = run
+        self.keys = RunKeys(run)
+        self.now = now
+        self.grace = grace
+        self.dry_run = dry_run
+
+    def run(self, force: bool) -> Iterator[GcAction]:
+        directories = self.catalog.directories(self.name)
+        leases = self.catalog.leases(self.name)
+        records = {f.name: f for f in self._records()}
+        trash = {name: self._trash(name) for name in self.catalog.trash_names(self.name)}
+        if directories and not records and not trash and not force:
+            raise ConflictError(
+                f"run {self.name!r} in {self.catalog.uri} has {len(directories)} directories of "
+                "checkpoints and no record: its records may be lost",
+                hint="look at them; if none was ever committed: ckpt gc --force",
+            )
+        newest_lease = {held.name: held for held in sorted(leases, key=lambda h: h.modified)}
+        for name in directories:
+            if name not in trash:
+                yield from self._directory(name, records.get(name), newest_lease.get(name))
+        for name, record in trash.items():
+            yield from self._trashed(name, record, name in directories)
+        for held in leases:
+            yield from self._lease(held, held.name in directories, records.get(held.name))
+        for key in (self.name, self.keys.commits, self.keys.trash, self.keys.leases):
+            yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
+
+    def _records(self) -> list[Found]:
+        return self.catalog.find_all(self.name, self.catalog.record_names(self.name))
+
+    def _trash(self, name: Name) -> Trash | None:
+        try:
+            return self.catalog.find_trash(self.name, name)
+        except IntegrityError:
+            return None
+
+    def _directory(
+        self, name: Name, found: Found | None, held: HeldLease | None
+    ) -> Iterator[GcAction]:
+        key = self.keys.directory(name)
+        if found is not None and not isinstance(found.record, Void):
+            return
+        listed = self.catalog.backend.list(key, recursive=True)
+        size = sum(e.size for e in listed)
+        if found is None:
+            if held is not None and is_live(held, self.now):
+                yield GcAction(key, False, "a save is writing it", size)
+                return
+            touched = [held.modified] if held is not None else [e.modified for e in listed]
+            own = self.catalog.backend.stat(key)
+            age = self.now - max([*touched, own.modified if own and not touched else 0.0])
+            if age < self.grace:
+                yield GcAction(key, False, f"its save ended {_age(age)} ago, too recently", size)
+                return
+            reason = f"an unfinished save that ended {_age(age)} ago"
+        else:
+            reason = "it was given up"
+        if self.dry_run or discard(self.catalog, self.name, name, "collected: unfinished save"):
+            yield GcAction(key, True, reason, size)
+        else:
+            yield GcAction(key, False, "it was committed meanwhile", size)
+
+    def _trashed(self, name: Name, trash: Trash | None, has_files: bool) -> Iterator[GcAction]:
+        key = self.keys.directory(name) if has_files else self.keys.trash_record(name)
+        if trash is None:
+            yield GcAction(key, False, "its trash record cannot be read")
+            return
+        entry = self.catalog.backend.stat(self.keys.trash_record(name))
+        if entry is None:
+            return
+        left = entry.modified + trash.grace - self.now
+        size = 0
+        if has_files:
+            listed = self.catalog.backend.list(self.keys.directory(name), recursive=True)
+            size = sum(e.size for e in listed)
+        if left > 0:
+            yield GcAction(key, False, f"in the trash for another {_age(left)}", size)
+        elif self.dry_run or purge(self.catalog, self.name, name, "its time in the trash is over"):
+            yield GcAction(key, True, "its time in the trash is over", size)
+        else:
+            yield GcAction(key, False, "it was undeleted")
+
+    def _lease(
+        self, held: HeldLease, has_directory: bool, found: Found | None
+    ) -> Iterator[GcAction]:
+        """A lease whose save has ended; the one of a dead save goes with its directory."""
+        age = self.now - held.modified
+        if is_live(held, self.now) or age < STALE_SECONDS:
+            return
+        gone = self.catalog.backend.stat(self.keys.directory(held.name)) is None
+        if found is None and has_directory and not gone:
+            return
+        if not self.dry_run:
+            self.catalog.backend.delete([held.key])
+        yield GcAction(held.key, True, "the lease of a save that has ended")
+
+
+def _stray(
+    catalog: Catalog, directory: str, now: float, grace: float, dry_run: bool
+) -> Iterator[GcAction]:
+    """Temporaries that a killed process left."""
+    for entry in catalog.backend.list(directory):
+        if entry.is_directory or not is_temporary(entry.key) or now - entry.modified < grace:
+            continue
+        if not dry_run:
+            catalog.backend.delete([entry.key])
+        yield GcAction(entry.key, True, "left over from a process that was killed", entry.size)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} seconds"

@@ -1,0 +1,144 @@
+"""Verification: is every stored byte what the record says it must be?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptstore.catalog import Catalog
+from ckptstore.errors import AccessDeniedError, Damage, IntegrityError
+from ckptstore.layout import MANIFEST, RunKeys
+from ckptstore.listing import ref_of
+from ckptstore.marks import note_verified
+from ckptstore.reading import Checkpoint
+from ckptstore.records import Void
+from ckptstore.runview import RunView
+from ckptstore.transfer import Mover, OnMismatch, ProgressCallback
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a verification found.
+
+    Attributes:
+        ref, run, name: Which checkpoint.
+        checked_bytes: Bytes whose digests were compared.
+        damage: What is not as it must be.
+        extra: Files in its directory that the manifest does not name; they are never read.
+    """
+
+    ref: str
+    run: str
+    name: str
+    checked_bytes: int
+    damage: tuple[Damage, ...]
+    extra: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage
+
+
+def verify(
+    checkpoint: Checkpoint,
+    *,
+    deep: bool = False,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> CheckResult:
+    """Verify a checkpoint, and leave a mark of the outcome where the store can be written.
+
+    Args:
+        checkpoint: What to verify.
+        deep: Read every byte; otherwise manifest, presence and sizes are checked.
+        threads: Blocks in flight.
+        progress: Told of every block read.
+        cancel: Set it to end the verification.
+
+    Raises:
+        CkptError: the storage could not be read. Damage is no exception: it is in the result.
+    """
+    damage = list(checkpoint.quick_check())
+    checked = 0
+    if deep and not any(d.path == MANIFEST for d in damage):
+        transfers = [checkpoint.transfer(entry) for entry in checkpoint.files]
+        mover = Mover(threads=threads, progress=progress, cancel=cancel)
+        moved = mover.run(transfers, OnMismatch.COLLECT)
+        damage = [d for m in moved for d in m.damage]
+        checked = sum(e.size for e, m in zip(checkpoint.files, moved, strict=True) if m.entry)
+    result = CheckResult(
+        checkpoint.ref,
+        checkpoint.run,
+        str(checkpoint.name),
+        checked,
+        tuple(damage),
+        _extra(checkpoint) if not damage else (),
+    )
+    _leave_mark(checkpoint, result, deep)
+    return result
+
+
+def _extra(checkpoint: Checkpoint) -> tuple[str, ...]:
+    root = RunKeys(checkpoint.run).directory(checkpoint.name)
+    known = {e.path for e in checkpoint.files} | {MANIFEST}
+    listed = checkpoint.catalog.backend.list(root, recursive=True)
+    paths = (e.key[len(root) + 1 :] for e in listed)
+    return tuple(sorted(p for p in paths if p not in known))
+
+
+def _leave_mark(checkpoint: Checkpoint, result: CheckResult, deep: bool) -> None:
+    try:
+        if result.ok:
+            note_verified(
+                checkpoint.catalog, checkpoint.run, checkpoint.name, result.checked_bytes, deep=deep
+            )
+        else:
+            checkpoint.report_damage(result.damage, deep=deep)
+    except (AccessDeniedError, IntegrityError) as error:
+        log.warning("the result for %s was not noted: %s", result.ref, error)
+
+
+def verify_run(
+    catalog: Catalog,
+    run: str,
+    *,
+    deep: bool = False,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> Iterator[CheckResult]:
+    """Verify every commit of a run, records that cannot be read and marks included."""
+    view = RunView.of(catalog, run)
+    newest = {name.step: name for name, _ in view.commits}
+    for found in view.found:
+        if isinstance(found.record, Void):
+            continue
+        if found.commit is None:
+            key = f"commits/{found.name}.json"
+            damage = Damage(key, 0, 0, str(found.problem))
+            yield CheckResult(f"{run}@{found.name}", run, str(found.name), 0, (damage,))
+            continue
+        checkpoint = Checkpoint(
+            catalog, run, found.commit, ref=ref_of(run, found.name, newest)
+        )
+        result = verify(
+            checkpoint, deep=deep, threads=threads, progress=progress, cancel=cancel
+        )
+        bad_marks = tuple(
+            Damage(key.partition("/")[2], 0, 0, "the mark is damaged")
+            for key in view.standing(found.name).unreadable
+        )
+        yield CheckResult(
+            result.ref,
+            run,
+            result.name,
+            result.checked_bytes,
+            result.damage + bad_marks,
+            result.extra,
+        )

@@ -1,0 +1,322 @@
+"""The bodies of a store's small documents: marker, commits and voids, marks, trash, leases."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from ckptstore.document import Decoder
+from ckptstore.errors import IntegrityError
+from ckptstore.layout import Name
+from ckptstore.manifest import FORMAT, FileEntry, is_digest
+from ckptstore.version import __version__
+
+KNOWN_FEATURES: frozenset[str] = frozenset()
+"""Format features that this version understands; format 1 has none."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every document's body is made of."""
+
+
+class Features(Body):
+    """Features a program must know to read from, write to or delete from the store."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()
+
+
+class Marker(Body):
+    """``CKPTSTORE.json``: this is a store, of this format, with this identity."""
+
+    format: int
+    store: str
+    created: str
+    requires: Features = Features()
+
+
+class Writer(Body):
+    """Who wrote a document: the save's (or the actor's) own random id, and its process."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+
+
+class BestRule(Body):
+    """Which metric says that a checkpoint is better, and in which direction."""
+
+    metric: str
+    mode: Literal["max", "min"]
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether ``a`` is better than ``b``."""
+        return a > b if self.mode == "max" else a < b
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.mode}"
+
+
+class ManifestPin(Body):
+    """The exact manifest that was committed."""
+
+    size: int
+    digest: str
+
+
+class Commit(Body, tag_field="kind", tag="commit"):
+    """A record that makes a checkpoint exist.
+
+    Attributes:
+        name, run, step, seq: Which checkpoint; equal to what its key says.
+        store: Id of the store it was first committed to (mirrors keep the record as it is).
+        requires: Features needed to read the checkpoint.
+        parent: Name of the run's newest commit when the save started.
+        manifest: Size and BLAKE3 of ``MANIFEST.json``.
+        content: Content digest.
+        size: Bytes in all files, without the manifest.
+        files: How many files.
+        metrics: Finite numbers.
+        best: The rule for the run's best checkpoint, in force since this save.
+        tags: Tags given at the save.
+        created: UTC, by the writer's clock: for people, never used for order.
+    """
+
+    format: int
+    name: str
+    run: str
+    step: int
+    seq: int
+    store: str
+    manifest: ManifestPin
+    content: str
+    size: int
+    files: int
+    created: str
+    writer: Writer
+    requires: tuple[str, ...] = ()
+    parent: str | None = None
+    metrics: dict[str, float] = {}
+    best: BestRule | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Void(Body, tag_field="kind", tag="void"):
+    """A record at a commit key that no commit can replace: the checkpoint is given up for good."""
+
+    format: int
+    name: str
+    run: str
+    step: int
+    seq: int
+    store: str
+    created: str
+    writer: Writer
+    reason: str
+
+
+Record = Commit | Void
+
+
+class Mark(Body):
+    """An event in a checkpoint's life after its commit; marks are added and never changed.
+
+    ``removes`` names the marks whose effect this one ends (``birth:TAG`` for a tag given at the
+    save), so that the outcome does not depend on anybody's clock.
+    """
+
+    name: str
+    run: str
+    kind: Literal["pin", "unpin", "tag", "untag", "metrics", "verified", "damaged", "repaired"]
+    created: str
+    writer: Writer
+    removes: tuple[str, ...] = ()
+    tag: str | None = None
+    metrics: dict[str, float] = {}
+    deep: bool = False
+    checked_bytes: int = 0
+    damage: tuple[DamageNote, ...] = ()
+
+
+class DamageNote(Body):
+    """A damaged place, as a mark keeps it."""
+
+    path: str
+    reason: str
+    offset: int = 0
+    length: int = 0
+
+
+class Trash(Body):
+    """A deleted checkpoint's record, kept until ``grace`` seconds after this document's time."""
+
+    name: str
+    run: str
+    record: str
+    grace: float
+    created: str
+    writer: Writer
+    reason: str
+
+
+class Process(Body):
+    """A process on a host, so that another process of the same host can tell whether it lives."""
+
+    host: str
+    boot: str
+    namespace: int
+    pid: int
+    started: int
+
+
+class Lease(Body):
+    """An unfinished save: who writes it, and the files that are complete.
+
+    Attributes:
+        abandoned: The writer ended without committing and left its files to the next save.
+    """
+
+    name: str
+    run: str
+    created: str
+    writer: Writer
+    process: Process
+    files: tuple[FileEntry, ...] = ()
+    abandoned: bool = False
+
+
+_marker = Decoder[Marker](Marker)
+_record = Decoder[Record](Record)
+_mark = Decoder[Mark](Mark)
+_trash = Decoder[Trash](Trash)
+_lease = Decoder[Lease](Lease)
+
+
+def decode_marker(data: bytes, what: str) -> Marker:
+    """The store's marker. Raises :class:`IntegrityError`."""
+    return _marker.decode(data, what)
+
+
+def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
+    """The record at ``name``'s commit key.
+
+    Raises:
+        IntegrityError: it is damaged, names another checkpoint (a file that was moved or copied by
+            hand), or is of a format or needs a feature that this version does not know.
+    """
+    record = _record.decode(data, what)
+    if record.format != FORMAT:
+        raise IntegrityError(
+            f"{what} has format {record.format}; this version reads format {FORMAT}",
+            hint="update ckptstore",
+        )
+    if (record.name, record.run, record.step, record.seq) != (str(name), run, name.step, name.seq):
+        raise IntegrityError(f"{what} is about another checkpoint: {record.run}/{record.name!r}")
+    if isinstance(record, Commit):
+        unknown = sorted(set(record.requires) - KNOWN_FEATURES)
+        if unknown:
+            raise IntegrityError(
+                f"{what} needs {', '.join(unknown)}, which this version does not know",
+                hint="update ckptstore",
+            )
+        pins = (record.manifest.digest, record.content)
+        if record.size < 0 or record.files < 0 or not all(map(is_digest, pins)):
+            raise IntegrityError(f"{what} holds a size or digest that cannot be")
+    return record
+
+
+def decode_mark(data: bytes, run: str, name: Name, what: str) -> Mark:
+    """A mark of ``name``. Raises :class:`IntegrityError`."""
+    mark = _mark.decode(data, what)
+    if (mark.run, mark.name) != (run, str(name)):
+        raise IntegrityError(f"{what} is about another checkpoint")
+    return mark
+
+
+def decode_trash(data: bytes, run: str, name: Name, what: str) -> Trash:
+    """The trash record of ``name``. Raises :class:`IntegrityError`."""
+    trash = _trash.decode(data, what)
+    if (trash.run, trash.name) != (run, str(name)):
+        raise IntegrityError(f"{what} is about another checkpoint")
+    return trash
+
+
+def decode_lease(data: bytes, run: str, name: Name, what: str) -> Lease:
+    """The lease of an unfinished save. Raises :class:`IntegrityError`."""
+    lease = _lease.decode(data, what)
+    if (lease.run, lease.name) != (run, str(name)):
+        raise IntegrityError(f"{what} is about another checkpoint")
+    return lease
+
+
+def timestamp() -> str:
+    """Now by this host's clock, in UTC with milliseconds, as documents spell it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def finite(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The metrics that are finite numbers; NaN and infinities have no place in a record."""
+    return {k: float(v) for k, v in metrics if math.isfinite(v)}
+
+
+def writer_here(writer_id: str) -> Writer:
+    """This process as a :class:`Writer`."""
+    return Writer(id=writer_id, host=socket.gethostname(), pid=os.getpid(), version=__version__)
+
+
+def process_here() -> Process:
+    """This process as a :class:`Process`."""
+    return Process(
+        host=socket.gethostname(),
+        boot=_boot_id(),
+        namespace=_pid_namespace(),
+        pid=os.getpid(),
+        started=_started(os.getpid()),
+    )
+
+
+def is_gone(process: Process) -> bool:
+    """Whether ``process`` certainly does not run any more; ``False`` when that cannot be told.
+
+    It can be told for a process of this boot of this host and the same pid namespace.
+    """
+    here = process_here()
+    same = (process.host, process.boot, process.namespace) == (here.host, here.boot, here.namespace)
+    return same and bool(here.boot) and _started(process.pid) != process.started
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            return f.read().strip()
+    except OSError:  # not Linux: then no process is ever taken for gone
+        return ""
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _started(pid: int) -> int:
+    """Start time of ``pid`` in clock ticks since boot; 0 when it is not running."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+

@@ -1,0 +1,154 @@
+"""Which checkpoint a resume takes, and why newer ones were passed over."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ckptstore.catalog import Found
+from ckptstore.errors import IntegrityError, NotFoundError
+from ckptstore.layout import Name
+from ckptstore.maintenance.verify import verify
+from ckptstore.reading import Checkpoint
+from ckptstore.records import Void
+from ckptstore.store import Store
+from ckptstore.transfer import ProgressCallback
+from ckptstore.uri import Ref
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A newer checkpoint that a resume does not take.
+
+    Attributes:
+        name: Which one.
+        reason: Why not, for people.
+    """
+
+    name: Name
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """What a resume would do.
+
+    Attributes:
+        run: The run.
+        chosen: The newest intact commit; ``None`` when there is none.
+        passed_over: What is newer than it, newest first.
+        commits: How many commits the run has, intact or not.
+    """
+
+    run: str
+    chosen: Checkpoint | None
+    passed_over: tuple[PassedOver, ...]
+    commits: int
+
+    def require(self) -> Checkpoint:
+        """The chosen checkpoint.
+
+        Raises:
+            NotFoundError: the run has no commit at all.
+            IntegrityError: it has commits, and none is intact. Whoever resumes must not start from
+                scratch then.
+        """
+        if self.chosen is not None:
+            return self.chosen
+        if self.commits == 0:
+            raise NotFoundError(f"run {self.run!r} has no checkpoint")
+        first = self.passed_over[0]
+        raise IntegrityError(
+            f"run {self.run!r} has {self.commits} checkpoint(s) and none is intact; "
+            f"the newest, {first.name}: {first.reason}",
+            hint=f"look at each: ckpt verify {self.run}@{first.name} --deep",
+        )
+
+
+def plan_resume(
+    store: Store,
+    run: str,
+    *,
+    deep: bool = False,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> ResumePlan:
+    """Find the newest intact commit of a run, by the order of saving and never by step.
+
+    Intact means: the record and the manifest are right, every file is there with its size, and
+    nothing found the content damaged. Content itself is read only with ``deep``; a load verifies
+    what it reads anyway, and falls back the same way.
+
+    Args:
+        store: The store.
+        run: The run.
+        deep: Read all of each candidate.
+        progress: Told of every block read.
+        cancel: Set it to end the search.
+
+    Raises:
+        NotFoundError: there is no such store or run.
+    """
+    catalog = store.catalog
+    catalog.require_run(run)
+    unfinished = set(catalog.directories(run))
+    names = catalog.record_names(run)
+    trashed = set(catalog.trash_names(run))
+    passed: list[PassedOver] = []
+    commits = 0
+    chosen: Checkpoint | None = None
+    for name in sorted(set(names) | unfinished, reverse=True):
+        found = catalog.find(run, name) if name in set(names) else None
+        if found is None or isinstance(found.record, Void):
+            if name not in trashed and name in unfinished:
+                passed.append(PassedOver(name, "was never committed"))
+            continue
+        commits += 1
+        if chosen is not None:
+            continue
+        checkpoint, reason = _judge(store, run, found, deep, progress, cancel)
+        if reason is None:
+            chosen = checkpoint
+            passed = [p for p in passed if p.name > name]
+        else:
+            passed.append(PassedOver(name, reason))
+    if chosen is not None:
+        passed = [p for p in passed if p.name > chosen.name]
+    return ResumePlan(run, chosen, tuple(passed), commits)
+
+
+def plan_from(store: Store, ref: Ref, *, deep: bool = False) -> ResumePlan:
+    """The plan for a REF: ``RUN@latest`` falls back to older ones, anything else names just one.
+
+    Raises:
+        NotFoundError: there is no such store, run or checkpoint.
+    """
+    if ref.selector in (None, "latest"):
+        return plan_resume(store, ref.run, deep=deep)
+    checkpoint = store.resolve(ref)
+    found = Found(checkpoint.name, checkpoint.commit)
+    _, reason = _judge(store, ref.run, found, deep, None, None)
+    if reason is None:
+        return ResumePlan(ref.run, checkpoint, (), 1)
+    return ResumePlan(ref.run, None, (PassedOver(checkpoint.name, reason),), 1)
+
+
+def _judge(
+    store: Store,
+    run: str,
+    found: Found,
+    deep: bool,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> tuple[Checkpoint | None, str | None]:
+    """The checkpoint, and why it cannot be resumed from (``None`` when it can)."""
+    if found.commit is None:
+        return None, str(found.problem)
+    checkpoint = store.get(run, name=str(found.name))
+    if checkpoint.standing.damaged and not deep:
+        notes = checkpoint.standing.damage
+        return None, f"damaged: {notes[0].path}: {notes[0].reason}" if notes else "damaged"
+    result = verify(checkpoint, deep=deep, progress=progress, cancel=cancel)
+    if result.ok:
+        return checkpoint, None
+    return None, f"damaged: {result.damage[0]}"

@@ -1,0 +1,453 @@
+"""Saving: from a claimed directory to a record.
+
+The order of the steps is what makes a save atomic (docs/design explains each):
+
+    lease → directory, claimed exclusively → files, each complete and durable before it has its name
+    → manifest → directories made durable → record, created exclusively → hint → lease removed
+
+Before the record there is no checkpoint; with it, all of it is there.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from ckptstore import document
+from ckptstore.backends.base import Writer as ObjectWriter
+from ckptstore.catalog import Catalog
+from ckptstore.errors import (
+    CkptError,
+    NoSpaceError,
+    UsageError,
+    VoidedError,
+    printable,
+    translate_os_errors,
+)
+from ckptstore.hashing import BLOCK_SIZE, block_digest
+from ckptstore.ids import random_letters
+from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step, check_tag
+from ckptstore.leases import LeaseKeeper
+from ckptstore.manifest import FORMAT, FileEntry, Manifest
+from ckptstore.records import BestRule, Commit, ManifestPin, finite, timestamp, writer_here
+from ckptstore.transfer import Moved, Mover, ProgressCallback, SourceFile, SourceIdentity, Transfer
+from ckptstore.voiding import discard, ensure_void
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """What a save is told beside its files.
+
+    Attributes:
+        metadata: Any JSON object; kept in the manifest.
+        metrics: Numbers for the record; those that are not finite are left out.
+        best: The rule for the run's best checkpoint; ``None`` keeps the rule in force.
+        tags: Tags from birth on.
+        threads: Blocks in flight.
+        progress: Told of every block.
+        cancel: Set it to end the save with :class:`CancelledError`.
+        keep_partial: When the save fails, leave its files for the next one to take over. They are
+            not visible as a checkpoint, and gc removes them in time.
+    """
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    best: BestRule | None = None
+    tags: Sequence[str] = ()
+    threads: int | None = None
+    progress: ProgressCallback | None = None
+    cancel: threading.Event | None = None
+    keep_partial: bool = False
+
+
+class Save:
+    """A save under way: a context manager that commits on success.
+
+    After an exception in the block nothing is visible in the store. ``add_file``, ``add_bytes`` and
+    ``open`` may be called from several threads.
+
+    Attributes:
+        run, name: What will be committed.
+        sent_bytes: Bytes that went to the store so far, without the manifest.
+    """
+
+    def __init__(
+        self, catalog: Catalog, run: str, step: int, options: SaveOptions | None = None
+    ) -> None:
+        self._options = options or SaveOptions()
+        self._tags = tuple(sorted({check_tag(tag) for tag in self._options.tags}))
+        self.run = check_run(run)
+        check_step(step)
+        self._catalog = catalog
+        self._backend = catalog.backend
+        self._keys = RunKeys(run)
+        self._store_id = catalog.create().store
+        catalog.require_writable()
+        self.writer = writer_here(random_letters() + random_letters())
+        parent = catalog.newest(run)
+        self._parent = parent.commit if parent is not None else None
+        self.name, self._lease = self._claim(step)
+        self._lock = threading.Lock()
+        self._entries: dict[str, FileEntry] = {}
+        self._empty: list[str] = []
+        self._open: set[str] = set()
+        self._ended = False
+        self.sent_bytes = 0
+
+    def _claim(self, step: int) -> tuple[Name, LeaseKeeper]:
+        while True:
+            name = self._catalog.new_name(self.run, step)
+            lease = LeaseKeeper(self._catalog, self.run, name, self.writer)
+            try:
+                if self._backend.make_directory(self._keys.directory(name)):
+                    return name, lease
+            except BaseException:
+                lease.release()
+                raise
+            lease.release()
+
+    @property
+    def mover(self) -> Mover:
+        """A mover with this save's threads, progress and cancellation."""
+        options = self._options
+        return Mover(threads=options.threads, progress=options.progress, cancel=options.cancel)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The files that are complete."""
+        with self._lock:
+            return frozenset(self._entries)
+
+    # Adding files
+
+    def add_file(self, path: str, source: str | os.PathLike[str]) -> None:
+        """Store a file of this machine as ``path``.
+
+        Raises:
+            SourceChangedError: the file changed while it was read.
+        """
+        source = os.path.realpath(source)
+        with translate_os_errors(source):
+            status = os.stat(source)
+        identity = SourceIdentity.of(status)
+        self.add_transfers(
+            [
+                self.transfer(
+                    path, status.st_size, source, identity, executable=bool(status.st_mode & 0o100)
+                )
+            ]
+        )
+
+    def transfer(
+        self, path: str, size: int, source: str, identity: SourceIdentity, *, executable: bool
+    ) -> Transfer:
+        """The transfer that stores the file ``source`` as ``path``."""
+        key = self._keys.file(self.name, path)
+        return Transfer(
+            path,
+            size,
+            open_reader=lambda: SourceFile(source, identity),
+            open_writer=lambda: self._backend.open_writer(key, executable=executable),
+            executable=executable,
+            sequential=not self._backend.capabilities.parallel_blocks,
+        )
+
+    def add_transfers(self, transfers: Sequence[Transfer]) -> None:
+        """Store many files at once, in parallel over files and blocks."""
+        self._check_running()
+        for transfer in transfers:
+            self._reserve(transfer.path)
+        self.mover.run(transfers, done=self._moved)
+
+    def _moved(self, moved: Moved) -> None:
+        assert moved.entry is not None
+        self._complete(moved.entry, moved.written)
+
+    def add_bytes(self, path: str, data: bytes) -> None:
+        """Store ``data`` as ``path``."""
+        with self.open(path) as f:
+            f.write(data)
+
+    def open(self, path: str, *, executable: bool = False) -> SaveFile:
+        """A binary file to write ``path`` through; it is complete when it is closed."""
+        self._check_running()
+        self._reserve(path)
+        with self._lock:
+            self._open.add(path)
+        key = self._keys.file(self.name, path)
+        writer = self._backend.open_writer(key, executable=executable)
+        return SaveFile(self, path, writer, executable)
+
+    def add_empty_directory(self, path: str) -> None:
+        """Keep a directory that holds nothing."""
+        self._check_running()
+        check_new_path(path)
+        self._empty.append(path)
+
+    def adopt(self, entry: FileEntry, source_key: str) -> bool:
+        """Take a stored file, known to have the content of ``entry``, without moving its bytes.
+
+        Returns:
+            Whether that could be done here.
+        """
+        self._check_running()
+        target = self._keys.file(self.name, entry.path)
+        if self._backend.copy(source_key, target, executable=entry.exec) is None:
+            return False
+        self._reserve(entry.path)
+        self._complete(entry, 0)
+        return True
+
+    def _reserve(self, path: str) -> None:
+        check_new_path(path)
+        forbidden = sorted(set(path) & set(self._backend.capabilities.forbidden))
+        if forbidden:
+            raise UsageError(
+                f"{printable(path)!r} cannot be stored in {self._backend.uri}: "
+                f"a name cannot hold {' '.join(forbidden)} there"
+            )
+        with self._lock:
+            if path in self._entries or path in self._open:
+                raise UsageError(f"{printable(path)!r} was added to the save before")
+
+    def _complete(self, entry: FileEntry, written: int) -> None:
+        with self._lock:
+            self._open.discard(entry.path)
+            self._entries[entry.path] = entry
+            self.sent_bytes += written
+        self._lease.completed([entry])
+
+    def _check_running(self) -> None:
+        if self._ended:
+            raise UsageError("the save has ended")
+
+    # Ending
+
+    def commit(self) -> Commit:
+        """Make the checkpoint exist.
+
+        Returns:
+            Its record.
+
+        Raises:
+            VoidedError: the save was given up by gc or a later save.
+            CkptError: the storage failed; nothing is visible.
+        """
+        self._check_running()
+        if self._open:
+            raise UsageError(f"{printable(sorted(self._open)[0])!r} is still open in the save")
+        manifest = Manifest.build(
+            self.run, self.name, self._entries.values(), self._empty, dict(self._options.metadata)
+        )
+        data = manifest.encode()
+        for path in manifest.empty_directories:
+            self._backend.make_directory(self._keys.file(self.name, path))
+        self._write_whole(self._keys.manifest(self.name), data)
+        self._backend.sync(self._directories(manifest))
+        commit = self._record(manifest, data)
+        self._create_record(commit)
+        self._ended = True
+        self._after_commit()
+        return commit
+
+    def _write_whole(self, key: str, data: bytes) -> None:
+        writer = self._backend.open_writer(key)
+        try:
+            view = memoryview(data)
+            for offset in range(0, len(data), BLOCK_SIZE):
+                writer.write(offset, view[offset : offset + BLOCK_SIZE])
+            writer.finish(len(data))
+        finally:
+            writer.abort()
+
+    def _directories(self, manifest: Manifest) -> list[str]:
+        """Every directory whose names the checkpoint depends on, the deepest first."""
+        below: set[str] = set()
+        for path in [e.path for e in manifest.files] + list(manifest.empty_directories):
+            while path := path.rpartition("/")[0]:
+                below.add(path)
+        root = self._keys.directory(self.name)
+        deepest_first = sorted(below, key=lambda path: (-path.count("/"), path))
+        return [*(f"{root}/{path}" for path in deepest_first), root, self.run, ""]
+
+    def _record(self, manifest: Manifest, data: bytes) -> Commit:
+        options = self._options
+        dropped = sorted(set(options.metrics) - set(finite(options.metrics.items())))
+        if dropped:
+            log.warning("metrics that are not finite are left out: %s", ", ".join(dropped))
+        parent = self._parent
+        return Commit(
+            format=FORMAT,
+            name=str(self.name),
+            run=self.run,
+            step=self.name.step,
+            seq=self.name.seq,
+            store=self._store_id,
+            manifest=ManifestPin(size=len(data), digest=block_digest(data)),
+            content=manifest.content,
+            size=manifest.size,
+            files=len(manifest.files),
+            created=timestamp(),
+            writer=self.writer,
+            parent=parent.name if parent is not None else None,
+            metrics=finite(options.metrics.items()),
+            best=options.best or (parent.best if parent is not None else None),
+            tags=self._tags,
+        )
+
+    def _create_record(self, commit: Commit) -> None:
+        data = document.encode(commit)
+        key = self._keys.record(self.name)
+        try:
+            created = self._catalog.create_document(key, data)
+        except CkptError:
+            # Whether the record landed is not known. A void settles it, one way or the other.
+            if ensure_void(self._catalog, self.run, self.name, "the record could not be created"):
+                raise
+            created = True
+        if not created:
+            raise VoidedError(
+                f"the save of {self.run}@{self.name.step} ({self.name}) was given up by someone "
+                "else while it was under way",
+                hint="it took longer than its lease, or a later save took it over: save again",
+            )
+        self._backend.sync([self._keys.commits, self.run])
+
+    def _after_commit(self) -> None:
+        """The checkpoint exists; what is left to do may fail without harm."""
+        try:
+            self._backend.set_hint(self._keys.latest, str(self.name))
+            self._lease.release()
+        except CkptError as error:
+            log.warning("after committing %s@%s: %s", self.run, self.name.step, error)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End the save without a checkpoint.
+
+        Its files go at once, or stay for the next save if ``keep_partial`` says so (not when the
+        disk is full: then they are what fills it).
+        """
+        if self._ended:
+            return
+        self._ended = True
+        keep = self._options.keep_partial and not isinstance(error, NoSpaceError | VoidedError)
+        try:
+            if keep and self._entries:
+                self._lease.abandon()
+                return
+            discard(self._catalog, self.run, self.name, "the save failed")
+            self._lease.release()
+        except CkptError as cleaning:  # what stays is not visible, and gc will find it
+            log.warning("after the failed save of %s@%s: %s", self.run, self.name.step, cleaning)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(error)
+            return
+        try:
+            if not self._ended:
+                self.commit()
+        except BaseException as failure:
+            self.abort(failure)
+            raise
+
+
+class SaveFile(io.RawIOBase):
+    """A file of a checkpoint, written front to back.
+
+    It counts only when it is closed without an error: leaving its ``with`` block by an exception,
+    or forgetting it, gives it up.
+    """
+
+    def __init__(self, save: Save, path: str, writer: ObjectWriter, executable: bool) -> None:
+        super().__init__()
+        self._save = save
+        self._path = path
+        self._writer = writer
+        self._executable = executable
+        self._buffer = bytearray()
+        self._offset = 0
+        self._blocks: list[str] = []
+        self._given_up = False
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._offset + len(self._buffer)
+
+    def write(self, data: Any) -> int:
+        """Append ``data`` (any buffer). Returns its length in bytes."""
+        if self.closed:
+            raise ValueError("write to a closed file")
+        view = memoryview(data).cast("B")
+        length = len(view)
+        while view:
+            part = view[: BLOCK_SIZE - len(self._buffer)]
+            self._buffer += part
+            view = view[len(part) :]
+            if len(self._buffer) == BLOCK_SIZE:
+                self._flush_block()
+        return length
+
+    def _flush_block(self) -> None:
+        self._blocks.append(block_digest(self._buffer))
+        with memoryview(self._buffer) as view:
+            self._writer.write(self._offset, view)
+        self._offset += len(self._buffer)
+        self._buffer.clear()
+
+    def close(self) -> None:
+        """Complete the file."""
+        if self.closed:
+            return
+        try:
+            if not self._given_up:
+                if self._buffer:
+                    self._flush_block()
+                self._writer.finish(self._offset)
+                entry = FileEntry.build(
+                    self._path, self._offset, self._blocks, executable=self._executable
+                )
+                self._save._complete(entry, self._offset)
+        finally:
+            self._writer.abort()
+            super().close()
+
+    def give_up(self) -> None:
+        """Close it without making it part of the checkpoint."""
+        self._given_up = True
+        self.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.give_up()
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.give_up()

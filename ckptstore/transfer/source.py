@@ -1,0 +1,63 @@
+"""Source files: what is pushed from this machine's disk."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptstore.backends.local import LocalReader
+from ckptstore.errors import SourceChangedError, printable
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """What tells one state of a file from another without reading it."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> SourceIdentity:
+        """The identity in a stat result."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+
+class SourceFile(LocalReader):
+    """A file on this machine that must stay as it was when the directory was scanned.
+
+    Args:
+        path: Where it is; symbolic links are resolved.
+        identity: What it was.
+
+    Raises:
+        SourceChangedError: it is gone, or not what it was.
+    """
+
+    def __init__(self, path: str, identity: SourceIdentity) -> None:
+        self._path = path
+        self._identity = identity
+        self.check_unchanged()
+        super().__init__(path)
+        if SourceIdentity.of(os.fstat(self.fileno())) != identity:
+            self.close()
+            raise self._changed("changed")
+
+    def check_unchanged(self) -> None:
+        """See :class:`ckptstore.backends.base.Reader`."""
+        try:
+            now = SourceIdentity.of(os.lstat(self._path))
+        except FileNotFoundError:
+            raise self._changed("vanished") from None
+        if now != self._identity:
+            raise self._changed("changed")
+
+    def _changed(self, what: str) -> SourceChangedError:
+        return SourceChangedError(
+            f"{printable(self._path)} {what} while it was read",
+            hint="push a directory that nothing writes to any more",
+        )

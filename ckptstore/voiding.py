@@ -1,0 +1,56 @@
+"""Voids: the one way to delete from a checkpoint's directory.
+
+Whoever is about to delete there (gc, the purge of trash, a save that failed or takes over from a
+dead one) first creates a void at the commit key. Creation is exclusive, so either the commit was
+there first, and nothing is deleted; or the void was, and no commit can ever come: a writer that
+slept for a day, or whose request was delayed in the network, finds the void and fails.
+Voids stay. They also tell mirrors what must not be copied back.
+"""
+
+from __future__ import annotations
+
+from ckptstore import document
+from ckptstore.catalog import Catalog
+from ckptstore.ids import random_letters
+from ckptstore.layout import Name, RunKeys
+from ckptstore.manifest import FORMAT
+from ckptstore.records import Void, timestamp, writer_here
+
+
+def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
+    """Make sure that ``name`` can never be committed.
+
+    Returns:
+        Whether a void stands at the commit key now. ``False`` means that a commit, or something
+        that cannot be read, stands there: nothing of the checkpoint may be deleted.
+    """
+    marker = catalog.require_deletable()
+    void = Void(
+        format=FORMAT,
+        name=str(name),
+        run=run,
+        step=name.step,
+        seq=name.seq,
+        store=marker.store,
+        created=timestamp(),
+        writer=writer_here(random_letters()),
+        reason=reason,
+    )
+    if catalog.create_document(RunKeys(run).record(name), document.encode(void)):
+        return True
+    found = catalog.find(run, name)
+    return found is not None and isinstance(found.record, Void)
+
+
+def discard(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
+    """Give up ``name`` for good and remove its directory and marks.
+
+    Returns:
+        Whether that was done; ``False`` when it is committed, and then nothing was touched.
+    """
+    if not ensure_void(catalog, run, name, reason):
+        return False
+    keys = RunKeys(run)
+    catalog.backend.remove_tree(keys.directory(name))
+    catalog.backend.remove_tree(keys.marks_of(name))
+    return True

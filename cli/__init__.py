@@ -1,0 +1,1 @@
+"""``ckpt``: the command line of ckptstore."""

@@ -1,0 +1,169 @@
+"""Options that mean the same in every command, and what they lead to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from ckptstore.store import Store
+    from ckptstore.uri import Ref
+
+P = ParamSpec("P")
+
+
+def complete_ref(incomplete: str) -> list[str]:
+    """REFs of the configured store that begin with what was typed."""
+    from ckptstore.errors import CkptError
+
+    try:
+        store = open_store(None)
+        run, at, _ = incomplete.partition("@")
+        if not at:
+            return [f"{name}@" for name in store.runs() if name.startswith(run)]
+        steps = {name.step for name in store.catalog.record_names(run)}
+        return [f"{run}@{s}" for s in ["latest", "best", *sorted(steps, reverse=True)]]
+    except (CkptError, OSError):
+        return []
+
+
+RefArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF",
+        help="RUN@STEP, RUN@latest, RUN@best, RUN@TAG or RUN@NAME, alone or behind a store and '/'.",
+        autocompletion=complete_ref,
+        show_default=False,
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="STORE", help="The store, when the REF does not name one."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, do it.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=256, help="Blocks in flight; each costs 16 MiB."),
+]
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """A command whose errors become a sentence on stderr and an exit code."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        from ckptstore.errors import CkptError
+
+        from cli.output import show_error
+
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            function(*args, **kwargs)
+            sys.stdout.flush()
+        except CkptError as error:
+            show_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # `ckpt list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+
+    return run
+
+
+def _terminate(signum: int, frame: Any) -> NoReturn:
+    del signum, frame
+    print("terminated", file=sys.stderr)
+    raise SystemExit(143)
+
+
+def configured_store() -> str | None:
+    """The store of ``CKPT_STORE``, ``./ckpt.toml`` or the user's configuration."""
+    from ckptstore.config import load_settings
+
+    value = load_settings()["store"].value
+    return None if value is None else str(value)
+
+
+def open_store(given: str | None) -> Store:
+    """The store that is named, else the configured one.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    from ckptstore.errors import UsageError
+    from ckptstore.store import open_store as open_uri
+
+    uri = given or configured_store()
+    if uri is None:
+        raise UsageError(
+            "no store given",
+            hint="put it before the run (STORE/RUN@STEP), or use --store, CKPT_STORE or ckpt.toml",
+        )
+    return open_uri(uri)
+
+
+def open_ref(text: str, given: str | None, *, selector_optional: bool = False) -> tuple[Store, Ref]:
+    """The store and the checkpoint that a REF names.
+
+    Raises:
+        UsageError: it is malformed, or names a store beside ``--store``.
+    """
+    from ckptstore.errors import UsageError
+    from ckptstore.uri import parse_ref
+
+    ref = parse_ref(text, selector_optional=selector_optional)
+    if ref.store is not None and given is not None:
+        raise UsageError(f"{text!r} names a store, and --store another", hint="give one of them")
+    return open_store(ref.store or given), ref
+
+
+def store_and_run(
+    first: str | None, second: str | None, given: str | None
+) -> tuple[Store, str | None]:
+    """What ``[STORE] [RUN]`` mean.
+
+    A single argument is a store, except that a word without a slash is a run where a store is
+    given by option or configuration.
+    """
+    from ckptstore.errors import UsageError
+    from ckptstore.layout import check_run, is_run
+
+    if given is not None:
+        if second is not None:
+            raise UsageError("a store is given twice", hint="give it as an argument or by --store")
+        return open_store(given), check_run(first) if first is not None else None
+    if second is not None:
+        return open_store(first), check_run(second)
+    if first is not None and is_run(first) and configured_store() and not os.path.isdir(first):
+        return open_store(None), first
+    return open_store(first), None
+
+
+def threads(given: int | None) -> int | None:
+    """Blocks in flight: the option, else the setting."""
+    from ckptstore.config import load_settings
+
+    value = load_settings()["threads"].value
+    return given if given is not None else value
+
+
+def grace(given: str | None) -> float:
+    """The grace period in seconds: the option, else the setting."""
+    from ckptstore.config import load_settings, parse_duration
+
+    return parse_duration(given) if given is not None else float(load_settings()["grace"].value)

@@ -1,0 +1,130 @@
+"""What the commands print: data to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ckptstore.errors import CkptError, printable
+from ckptstore.transfer.mover import ProgressCallback
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command was asked to talk.
+
+    Attributes:
+        json: One JSON document on stdout instead of text.
+        quiet: Nothing but data that was asked for, and errors.
+        progress: A progress bar, when stderr is a terminal.
+    """
+
+    json: bool = False
+    quiet: bool = False
+    progress: bool = True
+
+    def document(self, value: Any) -> None:
+        """The JSON document of the command."""
+        print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+    def line(self, text: str) -> None:
+        """A line that tells what was done; it is not data."""
+        if not self.quiet and not self.json:
+            print(text)
+
+    def note(self, text: str) -> None:
+        """A remark beside the data."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[ProgressCallback | None]:
+        """A progress bar of ``total`` bytes with rate and time left; ``None`` where none is shown."""
+        if self.quiet or not self.progress or not sys.stderr.isatty() or total == 0:
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda count: progress.advance(task, count)
+
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+    ) -> None:
+        """A table: aligned on a terminal, tab-separated without a header in a pipe."""
+        if not sys.stdout.isatty():
+            for row in rows:
+                print("\t".join(printable(cell) for cell in row))
+            return
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in header:
+            table.add_column(
+                name,
+                justify="right" if name in right else "left",
+                no_wrap=name not in ("TAGS", "METRICS", "NOTE", "REASON", "PATH"),
+                overflow="fold",
+            )
+        for row in rows:
+            table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
+        Console().print(table)
+
+
+_STYLES = {
+    "ok": "green",
+    "damaged": "bold red",
+    "unfinished": "yellow",
+    "trashed": "dim",
+}
+
+
+def show_error(error: CkptError) -> None:
+    """The error, and after a blank line what to do about it."""
+    print(f"error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"\nhint: {error.hint}", file=sys.stderr)
+
+
+def size(count: int) -> str:
+    """Bytes for people, in powers of 1000."""
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def when(created: str | None) -> str:
+    """A record's time for people: UTC, to the minute."""
+    return created[:16].replace("T", " ") if created else "-"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def numbers(metrics: dict[str, float]) -> str:
+    """Metrics for people."""
+    return " ".join(f"{k}={v:g}" for k, v in sorted(metrics.items()))

@@ -1,0 +1,149 @@
+"""``ckpt verify``"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.options import (
+    JsonOption,
+    NoProgressOption,
+    QuietOption,
+    StoreOption,
+    ThreadsOption,
+    command,
+    complete_ref,
+    open_ref,
+    open_store,
+)
+from cli.options import threads as threads_or_setting
+
+if TYPE_CHECKING:
+    from ckptstore.maintenance import CheckResult
+
+
+@command
+def verify(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STORE | REF]...",
+            help="Stores and checkpoints; the configured store when there is none.",
+            autocompletion=complete_ref,
+            show_default=False,
+        ),
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte and compare its digest.")
+    ] = False,
+    store: StoreOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    no_progress: NoProgressOption = False,
+) -> None:
+    """Verify checkpoints: records, manifests and sizes, and with --deep every byte.
+
+    Damage is named by file and byte range, remembered in the store (list and resume see it), and
+    makes the exit code 5.
+    """
+    from ckptstore.errors import printable
+
+    from cli.output import Output, plural, show_error, size
+
+    out = Output(json, quiet, not no_progress)
+    targets = list(_targets(what or [None], store))  # type: ignore[list-item]
+    total = sum(t.size for t in targets) if deep else 0
+    results: list[CheckResult] = []
+    with out.bar("verifying", total) as progress:
+        for target in targets:
+            results += target.check(deep, threads_or_setting(threads), progress)
+    bad = [r for r in results if not r.ok]
+    if json:
+        out.document({"ok": not bad, "checkpoints": [_as_json(r) for r in results]})
+    else:
+        for result in results:
+            if result.ok:
+                extra = f", beside {plural(len(result.extra), 'unknown file')}"
+                read = f", {size(result.checked_bytes)} read" if deep else ""
+                out.line(f"{result.ref} is intact{read}{extra if result.extra else ''}")
+        if not results:
+            out.note("nothing to verify")
+    if bad:
+        for result in bad:
+            for damage in result.damage[:20]:
+                show_error_line(result.ref, str(damage))
+            if len(result.damage) > 20:
+                show_error_line(result.ref, f"{len(result.damage) - 20} more damaged places")
+        run = printable(bad[0].run)
+        show_hint(f"the newest intact checkpoint: ckpt resume-info {run}@latest --store "
+                  f"{targets[0].uri}")
+        raise typer.Exit(5)
+    del show_error
+
+
+def show_error_line(ref: str, text: str) -> None:
+    """``error: REF is damaged: …`` on stderr."""
+    import sys
+
+    print(f"error: {ref} is damaged: {text}", file=sys.stderr)
+
+
+def show_hint(text: str) -> None:
+    """A hint after a blank line, on stderr."""
+    import sys
+
+    print(f"\nhint: {text}", file=sys.stderr)
+
+
+def _as_json(result: CheckResult) -> dict[str, Any]:
+    return {
+        "ref": result.ref,
+        "name": result.name,
+        "ok": result.ok,
+        "checked_bytes": result.checked_bytes,
+        "damaged": [
+            {"path": d.path, "offset": d.offset, "length": d.length, "reason": d.reason}
+            for d in result.damage
+        ],
+        "extra": list(result.extra),
+    }
+
+
+class _Target:
+    """A checkpoint, or a run of a store, to verify."""
+
+    def __init__(self, opened: Any, checkpoint: Any, run: str | None) -> None:
+        self.uri: str = opened.uri
+        self._catalog = opened.catalog
+        self._checkpoint = checkpoint
+        self._run = run
+        self.size: int = (
+            checkpoint.size if checkpoint else sum(r.size for r in opened.rows(run))
+        )
+
+    def check(self, deep: bool, threads: int | None, progress: Any) -> list[CheckResult]:
+        from ckptstore.maintenance import verify as check
+        from ckptstore.maintenance import verify_run
+
+        if self._checkpoint is not None:
+            return [check(self._checkpoint, deep=deep, threads=threads, progress=progress)]
+        assert self._run is not None
+        return list(
+            verify_run(self._catalog, self._run, deep=deep, threads=threads, progress=progress)
+        )
+
+
+def _targets(what: list[str | None], given: str | None) -> Iterator[_Target]:
+    from ckptstore.uri import is_ref
+
+    for text in what:
+        if text is not None and is_ref(text):
+            opened, ref = open_ref(text, given)
+            yield _Target(opened, opened.resolve(ref), None)
+        else:
+            opened = open_store(text or given)
+            for run in opened.runs():
+                yield _Target(opened, None, run)
