@@ -178,9 +178,7 @@ class Catalog:
         found = self.find_marker()
         if found is not None:
             return found
-        others = sorted(
-            e.key for e in self.backend.list("") if e.key not in (MARKER, "lost+found")
-        )
+        others = sorted(e.key for e in self.backend.list("") if e.key not in (MARKER, "lost+found"))
         others = [key for key in others if not key.startswith(".")]
         found = self.find_marker()  # someone may have made it, and saved, since the first look
         if found is not None:
@@ -243,9 +241,7 @@ class Catalog:
     def runs(self) -> list[str]:
         """The runs, by name."""
         self.marker()
-        found = [
-            e.key for e in self.backend.list("") if e.is_directory and is_run(e.key)
-        ]
+        found = [e.key for e in self.backend.list("") if e.is_directory and is_run(e.key)]
         if not found:
             self.check_alive()
         return sorted(found)
@@ -354,7 +350,9 @@ class Catalog:
         for entry in self.backend.list(RunKeys(run).leases):
             name = lease_name(entry.key.rpartition("/")[2])
             if name is not None:
-                held.append(HeldLease(entry.key, name, entry.modified, self._lease(run, name, entry)))
+                held.append(
+                    HeldLease(entry.key, name, entry.modified, self._lease(run, name, entry))
+                )
         return held
 
     def _lease(self, run: str, name: Name, entry: Entry) -> Lease | None:

@@ -1,9 +1,9 @@
 """Settings from files and the environment: ``CKPT_*`` over ``./ckpt.toml`` over the user's file.
 
-    # ckpt.toml
-    store = "/data/ckpts"
-    grace = "24h"
-    threads = 4
+# ckpt.toml
+store = "/data/ckpts"
+grace = "24h"
+threads = 4
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> dict[str, Set
         UsageError: a file is no TOML, holds an unknown key, or a value that cannot be.
     """
     environment = os.environ if environment is None else environment
-    found = {
-        key: Setting(key, default, "default") for key, (_, default, _) in _KEYS.items()
-    }
+    found = {key: Setting(key, default, "default") for key, (_, default, _) in _KEYS.items()}
     for path in (user_file(), Path(PROJECT_FILE)):
         for key, value in _read(path).items():
             found[key] = _checked(key, value, str(path))

@@ -116,7 +116,8 @@ def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
     trash = catalog.find_trash(run, name)
     if trash is None:
         raise NotFoundError(
-            f"{run}@{name} is not in the trash", hint=f"what is: ckpt list {catalog.uri} {run} --all"
+            f"{run}@{name} is not in the trash",
+            hint=f"what is: ckpt list {catalog.uri} {run} --all",
         )
     standing_there = catalog.find(run, name)
     if standing_there is not None:

@@ -166,8 +166,21 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
             record = decode_record(trash.record.encode(), run, name, "the record in the trash")
             assert isinstance(record, Commit)
         except IntegrityError as error:
-            rows.append(Row(f"{run}@{name}", run, name.step, name.seq, str(name), None, 0, 0,
-                            None, "trashed", note=str(error)))
+            rows.append(
+                Row(
+                    f"{run}@{name}",
+                    run,
+                    name.step,
+                    name.seq,
+                    str(name),
+                    None,
+                    0,
+                    0,
+                    None,
+                    "trashed",
+                    note=str(error),
+                )
+            )
             continue
         rows.append(
             Row(
@@ -183,8 +196,7 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
                 state="trashed",
                 tags=record.tags,
                 metrics=record.metrics,
-                note=f"deleted {trash.created}, kept for {_duration(trash.grace)}: "
-                f"{trash.reason}",
+                note=f"deleted {trash.created}, kept for {_duration(trash.grace)}: {trash.reason}",
             )
         )
     return rows

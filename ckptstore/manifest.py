@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -184,7 +185,7 @@ def _entry_problem(entry: FileEntry) -> str | None:
 def _order_problem(manifest: Manifest) -> str | None:
     for paths in ([e.path for e in manifest.files], list(manifest.empty_directories)):
         keys = [path.encode() for path in paths]
-        if any(a > b for a, b in zip(keys, keys[1:], strict=False)):
+        if any(a > b for a, b in pairwise(keys)):
             return "the paths are not sorted"
     return None
 

@@ -37,39 +37,40 @@ class Standing:
     removed: frozenset[str] = frozenset()
     unreadable: tuple[str, ...] = ()
 
-    def _of(self, kind: str) -> dict[str, Mark]:
+    def of_kind(self, kind: str) -> dict[str, Mark]:
+        """The marks of a kind that nothing has ended, by id."""
         return {i: m for i, m in self.marks.items() if m.kind == kind and i not in self.removed}
 
     @property
     def pinned(self) -> bool:
         """Whether it must not be deleted."""
-        return bool(self._of("pin"))
+        return bool(self.of_kind("pin"))
 
     @property
     def damage(self) -> tuple[DamageNote, ...]:
         """What the last verification (or load) found damaged; empty when nothing is known."""
-        return tuple(note for mark in self._of("damaged").values() for note in mark.damage)
+        return tuple(note for mark in self.of_kind("damaged").values() for note in mark.damage)
 
     @property
     def damaged(self) -> bool:
         """Whether it was found damaged and not found whole or repaired since."""
-        return bool(self._of("damaged"))
+        return bool(self.of_kind("damaged"))
 
     @property
     def verified(self) -> str | None:
         """When every byte was last found right, by the verifier's clock."""
-        return max((m.created for m in self._of("verified").values() if m.deep), default=None)
+        return max((m.created for m in self.of_kind("verified").values() if m.deep), default=None)
 
     def tags(self, commit: Commit) -> list[str]:
         """The tags it has now, sorted."""
         tags = {t for t in commit.tags if f"{_BIRTH}{t}" not in self.removed}
-        tags.update(m.tag for m in self._of("tag").values() if m.tag is not None)
+        tags.update(m.tag for m in self.of_kind("tag").values() if m.tag is not None)
         return sorted(tags)
 
     def metrics(self, commit: Commit) -> dict[str, float]:
         """Its metrics: those at the save, and later ones over them in the order of their ids."""
         merged = dict(commit.metrics)
-        for _, mark in sorted(self._of("metrics").items()):
+        for _, mark in sorted(self.of_kind("metrics").items()):
             merged.update(mark.metrics)
         return merged
 
@@ -130,7 +131,7 @@ def pin(catalog: Catalog, run: str, name: Name) -> bool:
 def unpin(catalog: Catalog, run: str, name: Name) -> bool:
     """End a pin. Returns whether there was one."""
     catalog.require_writable()
-    pins = tuple(standing(catalog, run, name)._of("pin"))
+    pins = tuple(standing(catalog, run, name).of_kind("pin"))
     if pins:
         _add(catalog, _new(run, name, "unpin", removes=pins), name)
     return bool(pins)
@@ -151,7 +152,7 @@ def remove_tag(catalog: Catalog, run: str, name: Name, commit: Commit, tag: str)
     now = standing(catalog, run, name)
     if check_tag(tag) not in now.tags(commit):
         return False
-    removes = [i for i, mark in now._of("tag").items() if mark.tag == tag]
+    removes = [i for i, mark in now.of_kind("tag").items() if mark.tag == tag]
     if tag in commit.tags:
         removes.append(f"{_BIRTH}{tag}")
     _add(catalog, _new(run, name, "untag", tag=tag, removes=tuple(removes)), name)
@@ -179,9 +180,9 @@ def note_verified(
     A quick look at sizes proves nothing about content, so it ends only damage that quick looks see.
     """
     now = standing(catalog, run, name)
-    ended = [i for i, m in now._of("damaged").items() if deep or not m.deep]
+    ended = [i for i, m in now.of_kind("damaged").items() if deep or not m.deep]
     if deep:
-        ended += now._of("verified")
+        ended += now.of_kind("verified")
     if deep or ended:
         fields = {"removes": tuple(ended), "deep": deep, "checked_bytes": checked_bytes}
         _add(catalog, _new(run, name, "verified", **fields), name)
@@ -196,8 +197,8 @@ def note_damage(
         for d in list(damage)[:DAMAGE_NOTES]
     )
     now = standing(catalog, run, name)
-    known = {note for note in now.damage}
+    known = set(now.damage)
     if now.damaged and known.issuperset(notes):
         return
-    ended = tuple(now._of("damaged")) if deep else ()
+    ended = tuple(now.of_kind("damaged")) if deep else ()
     _add(catalog, _new(run, name, "damaged", damage=notes, deep=deep, removes=ended), name)

@@ -56,8 +56,13 @@ class PullResult:
 def select(
     files: Sequence[FileEntry], include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[FileEntry]:
-    """The files whose paths match a pattern of ``include`` (all, if there is none) and none of
-    ``exclude``. In a pattern ``*`` matches any characters, ``/`` too."""
+    """The files to pull.
+
+    Args:
+        files: All files.
+        include: Patterns of which a path must match one, if there are any.
+        exclude: Patterns of which it must match none. ``*`` matches any characters, ``/`` too.
+    """
     return [
         e
         for e in files
@@ -115,9 +120,7 @@ def pull(
             raise
         target.move_into_place(wanted, empty)
     fetched = sum(m.written for m in moved)
-    return PullResult(
-        len(wanted), sum(e.size for e in wanted), fetched, time.monotonic() - begun
-    )
+    return PullResult(len(wanted), sum(e.size for e in wanted), fetched, time.monotonic() - begun)
 
 
 class _Target:

@@ -96,7 +96,8 @@ class _Push:
                 ensure_void(self.catalog, self.run_name, one.name, f"taken over by {save.name}")
             self._fill(save, bases, dead)
         commit = self.catalog.find(self.run_name, save.name)
-        assert commit is not None and commit.commit is not None
+        assert commit is not None
+        assert commit.commit is not None
         self._remove(dead)
         checkpoint = Checkpoint(self.catalog, self.run_name, commit.commit)
         return PushResult(checkpoint, True, save.sent_bytes, time.monotonic() - begun)
@@ -201,7 +202,11 @@ class _Push:
             if is_temporary(listed.key) or path == MANIFEST or wanted.get(path) != listed.size:
                 continue
             entry = digests.get(path)
-            if entry is None or entry.size != listed.size or len(entry.blocks) != block_count(entry.size):
+            if (
+                entry is None
+                or entry.size != listed.size
+                or len(entry.blocks) != block_count(entry.size)
+            ):
                 unknown.append((path, listed.key, listed.size))
             else:
                 stored.append(_Stored(listed.key, entry))
@@ -324,4 +329,4 @@ class _Push:
     def _check_complete(self, save: Save) -> None:
         missing = {f.path for f in self.source.files} - save.paths
         if missing:
-            raise CkptError(f"{printable(sorted(missing)[0])} was not stored; this is a bug")
+            raise CkptError(f"{printable(min(missing))} was not stored; this is a bug")

@@ -26,7 +26,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every document's body is made of."""
 
 
-class Features(Body):
+class Features(Body, frozen=True):
     """Features a program must know to read from, write to or delete from the store."""
 
     read: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Features(Body):
     delete: tuple[str, ...] = ()
 
 
-class Marker(Body):
+class Marker(Body, frozen=True):
     """``CKPTSTORE.json``: this is a store, of this format, with this identity."""
 
     format: int
@@ -43,7 +43,7 @@ class Marker(Body):
     requires: Features = Features()
 
 
-class Writer(Body):
+class Writer(Body, frozen=True):
     """Who wrote a document: the save's (or the actor's) own random id, and its process."""
 
     id: str
@@ -52,7 +52,7 @@ class Writer(Body):
     version: str
 
 
-class BestRule(Body):
+class BestRule(Body, frozen=True):
     """Which metric says that a checkpoint is better, and in which direction."""
 
     metric: str
@@ -66,14 +66,14 @@ class BestRule(Body):
         return f"{self.metric}:{self.mode}"
 
 
-class ManifestPin(Body):
+class ManifestPin(Body, frozen=True):
     """The exact manifest that was committed."""
 
     size: int
     digest: str
 
 
-class Commit(Body, tag_field="kind", tag="commit"):
+class Commit(Body, frozen=True, tag_field="kind", tag="commit"):
     """A record that makes a checkpoint exist.
 
     Attributes:
@@ -110,7 +110,7 @@ class Commit(Body, tag_field="kind", tag="commit"):
     tags: tuple[str, ...] = ()
 
 
-class Void(Body, tag_field="kind", tag="void"):
+class Void(Body, frozen=True, tag_field="kind", tag="void"):
     """A record at a commit key that no commit can replace: the checkpoint is given up for good."""
 
     format: int
@@ -127,7 +127,7 @@ class Void(Body, tag_field="kind", tag="void"):
 Record = Commit | Void
 
 
-class Mark(Body):
+class Mark(Body, frozen=True):
     """An event in a checkpoint's life after its commit; marks are added and never changed.
 
     ``removes`` names the marks whose effect this one ends (``birth:TAG`` for a tag given at the
@@ -147,7 +147,7 @@ class Mark(Body):
     damage: tuple[DamageNote, ...] = ()
 
 
-class DamageNote(Body):
+class DamageNote(Body, frozen=True):
     """A damaged place, as a mark keeps it."""
 
     path: str
@@ -156,7 +156,7 @@ class DamageNote(Body):
     length: int = 0
 
 
-class Trash(Body):
+class Trash(Body, frozen=True):
     """A deleted checkpoint's record, kept until ``grace`` seconds after this document's time."""
 
     name: str
@@ -168,7 +168,7 @@ class Trash(Body):
     reason: str
 
 
-class Process(Body):
+class Process(Body, frozen=True):
     """A process on a host, so that another process of the same host can tell whether it lives."""
 
     host: str
@@ -178,7 +178,7 @@ class Process(Body):
     started: int
 
 
-class Lease(Body):
+class Lease(Body, frozen=True):
     """An unfinished save: who writes it, and the files that are complete.
 
     Attributes:
@@ -318,5 +318,3 @@ def _started(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
-
-

@@ -169,7 +169,7 @@ class Save:
 
     def _moved(self, moved: Moved) -> None:
         assert moved.entry is not None
-        self._complete(moved.entry, moved.written)
+        self.complete(moved.entry, moved.written)
 
     def add_bytes(self, path: str, data: bytes) -> None:
         """Store ``data`` as ``path``."""
@@ -203,7 +203,7 @@ class Save:
         if self._backend.copy(source_key, target, executable=entry.exec) is None:
             return False
         self._reserve(entry.path)
-        self._complete(entry, 0)
+        self.complete(entry, 0)
         return True
 
     def _reserve(self, path: str) -> None:
@@ -218,7 +218,8 @@ class Save:
             if path in self._entries or path in self._open:
                 raise UsageError(f"{printable(path)!r} was added to the save before")
 
-    def _complete(self, entry: FileEntry, written: int) -> None:
+    def complete(self, entry: FileEntry, written: int) -> None:
+        """Count a file whose bytes are in place, ``written`` of them sent."""
         with self._lock:
             self._open.discard(entry.path)
             self._entries[entry.path] = entry
@@ -243,7 +244,7 @@ class Save:
         """
         self._check_running()
         if self._open:
-            raise UsageError(f"{printable(sorted(self._open)[0])!r} is still open in the save")
+            raise UsageError(f"{printable(min(self._open))!r} is still open in the save")
         manifest = Manifest.build(
             self.run, self.name, self._entries.values(), self._empty, dict(self._options.metadata)
         )
@@ -427,7 +428,7 @@ class SaveFile(io.RawIOBase):
                 entry = FileEntry.build(
                     self._path, self._offset, self._blocks, executable=self._executable
                 )
-                self._save._complete(entry, self._offset)
+                self._save.complete(entry, self._offset)
         finally:
             self._writer.abort()
             super().close()

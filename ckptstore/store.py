@@ -25,6 +25,7 @@ from ckptstore.scanning import Scan, scan, step_of
 from ckptstore.transfer import ProgressCallback
 from ckptstore.uri import Ref, StoreURI
 
+
 def open_store(uri: str, *, ids: IdFactory | None = None) -> Store:
     """Open the store at a path or URI; it need not exist yet.
 
@@ -248,7 +249,7 @@ class Store:
             raise IntegrityError(
                 str(found.problem),
                 hint=found.problem.hint
-                or f"the newest intact checkpoint: ckpt resume-info {run}@latest --store {self.uri}",
+                or f"what is intact: ckpt resume-info {run}@latest --store {self.uri}",
             )
         newer = [n for n in self.catalog.record_names(run) if n.step == found.name.step]
         newest = {found.name.step: newer[-1] if newer else found.name}
@@ -276,7 +277,7 @@ class Store:
         names = [
             name
             for name in self.catalog.trash_names(ref.run)
-            if name in (ref.name,) or name.step == ref.step or ref.selector == "latest"
+            if name == ref.name or name.step == ref.step or ref.selector == "latest"
         ]
         if ref.name is not None and not names:
             names = [ref.name]

@@ -129,7 +129,6 @@ def gc(
     dead saves; each checkpoint in the trash has a grace period of its own.
     """
     from ckptstore.maintenance import gc as collect
-
     from cli.output import Output, plural, size
 
     out = Output(json, quiet)

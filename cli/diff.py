@@ -17,9 +17,7 @@ from cli.options import (
 
 _Side = Annotated[
     str,
-    typer.Argument(
-        help="A REF, or a directory.", autocompletion=complete_ref, show_default=False
-    ),
+    typer.Argument(help="A REF, or a directory.", autocompletion=complete_ref, show_default=False),
 ]
 
 
@@ -36,6 +34,7 @@ def diff(
     The first column says: = same, * changed, - only in A, + only in B, ! damaged. The exit code is
     0 when all files are the same, else 1.
     """
+    from ckptstore.errors import printable
     from cli.output import Output, size
 
     out = Output(json, quiet)
@@ -64,12 +63,9 @@ def diff(
             ]
         )
     elif not quiet:
-        from ckptstore.errors import printable
-
         for mark, path, one, other in lines:
-            sizes = {size(s[1]) for s in (one, other) if s is not None}
-            text = size(one[1]) + " -> " + size(other[1]) if one and other else sizes.pop()
-            print(f"{mark} {printable(path)} ({text if len(sizes) > 1 else text.split(' -> ')[0]})")
+            sizes = [size(side[1]) for side in (one, other) if side is not None]
+            print(f"{mark} {printable(path)} ({' -> '.join(dict.fromkeys(sizes))})")
     if not same:
         raise typer.Exit(1)
 

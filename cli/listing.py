@@ -69,24 +69,20 @@ def as_json(row: Row) -> dict[str, Any]:
 def _table(out: Any, rows: Sequence[Row]) -> None:
     from cli.output import numbers, size, when
 
-    noted = any(row.note for row in rows)
-    header = ["REF", "STATE", "SIZE", "FILES", "CREATED (UTC)", "TAGS", "METRICS"]
+    header = ["REF", "STATE", "SIZE", "FILES", "CREATED (UTC)", "TAGS", "METRICS", "NOTE"]
     cells = []
     for row in rows:
         tags = ["pinned"] if row.pinned else []
-        line = [
-            row.ref,
-            row.state,
-            size(row.size),
-            str(row.files),
-            when(row.created),
-            " ".join([*tags, *row.tags]),
-            numbers(dict(row.metrics or {})),
-        ]
-        cells.append([*line, row.note or ""] if noted else line)
-    for column in (6, 5):  # a column that is empty in every row only takes room
-        if not any(line[column] for line in cells):
-            del header[column]
-            for line in cells:
-                del line[column]
-    out.table([*header, "NOTE"] if noted else header, cells, right=("SIZE", "FILES"))
+        cells.append(
+            [
+                row.ref,
+                row.state,
+                size(row.size),
+                str(row.files),
+                when(row.created),
+                " ".join([*tags, *row.tags]),
+                numbers(dict(row.metrics or {})),
+                row.note or "",
+            ]
+        )
+    out.table(header, cells, right=("SIZE", "FILES"))

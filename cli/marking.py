@@ -44,7 +44,6 @@ def tag(
     RUN@TAG is the newest checkpoint that has the tag.
     """
     from ckptstore.layout import check_tag
-
     from cli.output import Output
 
     out = Output(json, quiet)
@@ -54,10 +53,8 @@ def tag(
         check_tag(one)
     for one in tags:
         changed = opened.untag(checkpoint, one) if remove else opened.tag(checkpoint, one)
-        state = "does not have" if remove else "has"
-        how = f"{'' if changed else ' already'}" if not remove or changed else " anyway"
-        out.line(f"{checkpoint.ref} {state} the tag {one}{how}")
+        state = f"{'no longer has' if remove else 'has'} the tag {one}"
+        out.line(f"{checkpoint.ref} {state}{'' if changed else ' (it was so before)'}")
     if json:
-        now = opened.resolve(parsed) if parsed.step is not None else checkpoint
-        fresh = opened.get(checkpoint.run, name=str(checkpoint.name))
-        out.document({"ref": now.ref, "tags": fresh.tags})
+        now = opened.get(checkpoint.run, name=str(checkpoint.name))
+        out.document({"ref": checkpoint.ref, "tags": now.tags})

@@ -37,7 +37,7 @@ RefArgument = Annotated[
     str,
     typer.Argument(
         metavar="REF",
-        help="RUN@STEP, RUN@latest, RUN@best, RUN@TAG or RUN@NAME, alone or behind a store and '/'.",
+        help="RUN@STEP, @latest, @best, @TAG or @NAME, alone or behind a store and '/'.",
         autocompletion=complete_ref,
         show_default=False,
     ),
@@ -65,7 +65,6 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         from ckptstore.errors import CkptError
-
         from cli.output import show_error
 
         signal.signal(signal.SIGTERM, _terminate)
@@ -73,7 +72,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             function(*args, **kwargs)
             sys.stdout.flush()
         except CkptError as error:
-            show_error(error)
+            show_error(str(error), error.hint)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ckptstore.errors import CkptError, printable
+from ckptstore.errors import printable
 from ckptstore.transfer.mover import ProgressCallback
 
 
@@ -43,7 +43,7 @@ class Output:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[ProgressCallback | None]:
-        """A progress bar of ``total`` bytes with rate and time left; ``None`` where none is shown."""
+        """A progress bar of ``total`` bytes with rate and time left; ``None`` shows nothing."""
         if self.quiet or not self.progress or not sys.stderr.isatty() or total == 0:
             yield None
             return
@@ -71,7 +71,11 @@ class Output:
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
     ) -> None:
-        """A table: aligned on a terminal, tab-separated without a header in a pipe."""
+        """A table.
+
+        On a terminal aligned, without the columns that are empty in every row; in a pipe all
+        columns, tab-separated, without a header.
+        """
         if not sys.stdout.isatty():
             for row in rows:
                 print("\t".join(printable(cell) for cell in row))
@@ -81,7 +85,8 @@ class Output:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in header:
+        shown = [i for i in range(len(header)) if any(row[i] for row in rows)]
+        for name in (header[i] for i in shown):
             table.add_column(
                 name,
                 justify="right" if name in right else "left",
@@ -89,7 +94,8 @@ class Output:
                 overflow="fold",
             )
         for row in rows:
-            table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
+            cells = [row[i] for i in shown]
+            table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in cells))
         Console().print(table)
 
 
@@ -101,11 +107,11 @@ _STYLES = {
 }
 
 
-def show_error(error: CkptError) -> None:
-    """The error, and after a blank line what to do about it."""
-    print(f"error: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"\nhint: {error.hint}", file=sys.stderr)
+def show_error(message: str, hint: str | None = None) -> None:
+    """The error on stderr, and after a blank line what to do about it."""
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"\nhint: {hint}", file=sys.stderr)
 
 
 def size(count: int) -> str:

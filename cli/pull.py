@@ -54,7 +54,6 @@ def pull(
     """
     from ckptstore.pulling import pull as pull_checkpoint
     from ckptstore.pulling import select
-
     from cli.output import Output, plural, size
 
     out = Output(json, quiet, not no_progress)

@@ -48,7 +48,7 @@ def push(
         typer.Option(
             "--best",
             metavar="METRIC:max|min",
-            help="From now on the run's best checkpoint is the one with the highest (lowest) METRIC.",
+            help="From now on the run's best has the highest (lowest) METRIC.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -66,7 +66,6 @@ def push(
     from ckptstore.errors import UsageError
     from ckptstore.saving import SaveOptions
     from ckptstore.scanning import scan, step_of
-
     from cli.output import Output, plural, size
 
     out = Output(json, quiet, not no_progress)

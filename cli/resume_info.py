@@ -25,7 +25,6 @@ def resume_info(
     there are checkpoints and none is intact the exit code is 5: do not start from scratch then.
     """
     from ckptstore.resume import plan_from
-
     from cli.output import Output
 
     out = Output(json, quiet)

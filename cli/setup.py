@@ -39,7 +39,6 @@ def config(json: JsonOption = False, quiet: QuietOption = False) -> None:
     the user's own file.
     """
     from ckptstore.config import PROJECT_FILE, describe, load_settings, user_file
-
     from cli.output import Output
 
     out = Output(json, quiet)

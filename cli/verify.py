@@ -49,12 +49,10 @@ def verify(
     Damage is named by file and byte range, remembered in the store (list and resume see it), and
     makes the exit code 5.
     """
-    from ckptstore.errors import printable
-
-    from cli.output import Output, plural, show_error, size
+    from cli.output import Output, plural, size
 
     out = Output(json, quiet, not no_progress)
-    targets = list(_targets(what or [None], store))  # type: ignore[list-item]
+    targets = list(_targets(what or [], store))
     total = sum(t.size for t in targets) if deep else 0
     results: list[CheckResult] = []
     with out.bar("verifying", total) as progress:
@@ -72,30 +70,28 @@ def verify(
         if not results:
             out.note("nothing to verify")
     if bad:
-        for result in bad:
-            for damage in result.damage[:20]:
-                show_error_line(result.ref, str(damage))
-            if len(result.damage) > 20:
-                show_error_line(result.ref, f"{len(result.damage) - 20} more damaged places")
-        run = printable(bad[0].run)
-        show_hint(f"the newest intact checkpoint: ckpt resume-info {run}@latest --store "
-                  f"{targets[0].uri}")
+        _report(bad, targets[0].uri)
         raise typer.Exit(5)
-    del show_error
 
 
-def show_error_line(ref: str, text: str) -> None:
-    """``error: REF is damaged: …`` on stderr."""
-    import sys
+def _report(bad: list[CheckResult], uri: str) -> None:
+    """Every damaged place (the first 20 of a checkpoint) on stderr, and what to do."""
+    from ckptstore.errors import printable
+    from cli.output import show_error
 
-    print(f"error: {ref} is damaged: {text}", file=sys.stderr)
-
-
-def show_hint(text: str) -> None:
-    """A hint after a blank line, on stderr."""
-    import sys
-
-    print(f"\nhint: {text}", file=sys.stderr)
+    lines = [
+        f"{result.ref} is damaged: {place}"
+        for result in bad
+        for place in [
+            *map(str, result.damage[:20]),
+            *([f"and {len(result.damage) - 20} more places"] if len(result.damage) > 20 else []),
+        ]
+    ]
+    run = printable(bad[0].run)
+    hint = f"the newest intact checkpoint: ckpt resume-info {run}@latest --store {uri}"
+    for line in lines[:-1]:
+        show_error(line)
+    show_error(lines[-1], hint)
 
 
 def _as_json(result: CheckResult) -> dict[str, Any]:
@@ -120,9 +116,7 @@ class _Target:
         self._catalog = opened.catalog
         self._checkpoint = checkpoint
         self._run = run
-        self.size: int = (
-            checkpoint.size if checkpoint else sum(r.size for r in opened.rows(run))
-        )
+        self.size: int = checkpoint.size if checkpoint else sum(r.size for r in opened.rows(run))
 
     def check(self, deep: bool, threads: int | None, progress: Any) -> list[CheckResult]:
         from ckptstore.maintenance import verify as check
@@ -136,14 +130,14 @@ class _Target:
         )
 
 
-def _targets(what: list[str | None], given: str | None) -> Iterator[_Target]:
+def _targets(what: list[str], given: str | None) -> Iterator[_Target]:
     from ckptstore.uri import is_ref
 
-    for text in what:
-        if text is not None and is_ref(text):
+    for text in what or [given or ""]:
+        if is_ref(text):
             opened, ref = open_ref(text, given)
             yield _Target(opened, opened.resolve(ref), None)
         else:
-            opened = open_store(text or given)
+            opened = open_store(text or None)
             for run in opened.runs():
                 yield _Target(opened, None, run)

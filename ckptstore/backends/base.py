@@ -63,6 +63,9 @@ class Entry:
     is_directory: bool = False
 
 
+Entries = list[Entry]
+"""A listing. (``Backend.list`` hides the built-in name where it is needed.)"""
+
 CopyKind = Literal["reflink", "link", "server", "bytes"]
 """How ``copy`` did it; ``bytes`` went through this machine."""
 
@@ -141,7 +144,7 @@ class Backend(ABC):
         """What lies at ``key``; ``None`` after a successful look found nothing."""
 
     @abstractmethod
-    def list(self, prefix: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
         """What lies below the directory ``prefix`` (``""`` is the root), unsorted, never cached.
 
         Not recursive: the entries directly below, directories included. Recursive: all files at any

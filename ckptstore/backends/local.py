@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, get_args
 
-from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entry, Reader, Writer
+from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entries, Entry, Reader, Writer
 from ckptstore.errors import (
     CkptError,
     ConflictError,
@@ -67,18 +67,19 @@ class LocalBackend(Backend):
             UsageError: an option is unknown.
         """
         options = dict(uri.options)
-        dedupe = options.pop("dedupe", "reflink")
+        given = options.pop("dedupe", "reflink")
         if options:
             raise UsageError(
                 f"unknown option for a file store: {', '.join(map(printable, sorted(options)))}",
                 hint="known: dedupe",
             )
-        if dedupe not in get_args(Dedupe):
-            raise UsageError(
-                f"dedupe={printable(dedupe)} is not known",
-                hint=f"known: {', '.join(get_args(Dedupe))}",
-            )
-        return cls(uri.path, dedupe=dedupe)
+        known: tuple[Dedupe, ...] = get_args(Dedupe)
+        for dedupe in known:
+            if dedupe == given:
+                return cls(uri.path, dedupe=dedupe)
+        raise UsageError(
+            f"dedupe={printable(given)} is not known", hint=f"known: {', '.join(known)}"
+        )
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}" if key else self.root
@@ -101,9 +102,9 @@ class LocalBackend(Backend):
             return None
         return Entry(key, found.st_size, found.st_mtime)
 
-    def list(self, prefix: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
         """See :class:`Backend`."""
-        found: list[Entry] = []
+        found: Entries = []
         try:
             self._scan(prefix, found, recursive)
         except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +113,7 @@ class LocalBackend(Backend):
             raise from_os_error(error, self._path(prefix)) from error
         return found
 
-    def _scan(self, prefix: str, found: list[Entry], recursive: bool) -> None:
+    def _scan(self, prefix: str, found: Entries, recursive: bool) -> None:
         pending = [prefix]
         while pending:
             directory = pending.pop()
@@ -136,7 +137,7 @@ class LocalBackend(Backend):
         try:
             fd = os.open(path, _READ)
         except OSError as error:
-            raise self._open_error(error, path) from error
+            raise _open_error(error, path) from error
         try:
             size = os.fstat(fd).st_size
             if size > limit:
@@ -153,12 +154,6 @@ class LocalBackend(Backend):
     def open_reader(self, key: str) -> Reader:
         """See :class:`Backend`."""
         return LocalReader(self._path(key))
-
-    @staticmethod
-    def _open_error(error: OSError, path: str) -> CkptError:
-        if error.errno == errno.ELOOP:
-            return IntegrityError(f"{printable(path)} is a symbolic link")
-        return from_os_error(error, path)
 
     def open_writer(self, key: str, *, executable: bool = False) -> Writer:
         """See :class:`Backend`."""
@@ -339,7 +334,7 @@ class LocalReader(Reader):
         try:
             self._fd = os.open(path, _READ)
         except OSError as error:
-            raise LocalBackend._open_error(error, path) from error
+            raise _open_error(error, path) from error
         status = os.fstat(self._fd)
         if not stat_module.S_ISREG(status.st_mode):
             self.close()
@@ -420,6 +415,12 @@ class LocalWriter(Writer):
             with translate_os_errors(self._path), suppress(FileNotFoundError):
                 os.unlink(self._temporary)
             self._temporary = None
+
+
+def _open_error(error: OSError, path: str) -> CkptError:
+    if error.errno == errno.ELOOP:
+        return IntegrityError(f"{printable(path)} is a symbolic link")
+    return from_os_error(error, path)
 
 
 def _temporary(directory: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entry, Reader, Writer
+from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entries, Entry, Reader, Writer
 from ckptstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError, printable
 from ckptstore.uri import StoreURI
 
@@ -71,7 +71,7 @@ class MemoryBackend(Backend):
                 return Entry(key, 0, 0.0, is_directory=True)
             return None
 
-    def list(self, prefix: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
         """See :class:`Backend`."""
         start = f"{prefix}/" if prefix else ""
         found: dict[str, Entry] = {}
@@ -200,6 +200,7 @@ class _MemoryWriter(Writer):
         self._data[offset : offset + len(data)] = data
 
     def skip_zeros(self, offset: int, length: int) -> bool:
+        del offset, length
         return False
 
     def finish(self, size: int) -> None:

@@ -2,8 +2,8 @@
 
 The order of reading is part of the protocol: directories, then leases, then records, then trash. A
 save takes its lease before it makes its directory and lets go of it after its record exists, and a
-delete writes its trash record before it removes the record; so whatever a reader in this order finds
-without any of the three has none. And before anything in a directory is deleted there is a void.
+delete writes its trash record before it removes the record; so whatever a reader in this order
+finds without any of the three has none. And nothing in a directory is deleted before its void.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ def gc(
 
 
 class _Collection:
-    def __init__(
-        self, catalog: Catalog, run: str, now: float, grace: float, dry_run: bool
-    ) -> None:
+    def __init__(self, catalog: Catalog, run: str, now: float, grace: float, dry_run: bool) -> None:
         self.catalog = catalog
         self.name = run
         self.keys = RunKeys(run)

@@ -124,12 +124,8 @@ def verify_run(
             damage = Damage(key, 0, 0, str(found.problem))
             yield CheckResult(f"{run}@{found.name}", run, str(found.name), 0, (damage,))
             continue
-        checkpoint = Checkpoint(
-            catalog, run, found.commit, ref=ref_of(run, found.name, newest)
-        )
-        result = verify(
-            checkpoint, deep=deep, threads=threads, progress=progress, cancel=cancel
-        )
+        checkpoint = Checkpoint(catalog, run, found.commit, ref=ref_of(run, found.name, newest))
+        result = verify(checkpoint, deep=deep, threads=threads, progress=progress, cancel=cancel)
         bad_marks = tuple(
             Damage(key.partition("/")[2], 0, 0, "the mark is damaged")
             for key in view.standing(found.name).unreadable

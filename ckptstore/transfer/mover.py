@@ -220,7 +220,7 @@ class _Work:
                         return
                     file.move(index, buffer)
                 file.done(len(indices))
-            except BaseException as error:  # carried to the caller's thread, whatever it is
+            except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
                 with self._lock:
                     if self.error is None:
                         self.error = error
