@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ckptstore.backends.base import Writer
-from ckptstore.backends.local import LocalReader
+from ckptstore.backends.localfile import LocalReader, write_all
 from ckptstore.errors import (
     ConflictError,
     IntegrityError,
@@ -296,9 +296,7 @@ class _StagedFile(Writer):
 
     def write(self, offset: int, data: memoryview) -> None:
         with translate_os_errors(self._part):
-            while data:
-                count = os.pwrite(self._fd, data, offset)
-                data, offset = data[count:], offset + count
+            write_all(self._fd, data, offset)
 
     def skip_zeros(self, offset: int, length: int) -> bool:
         """A hole reads as zeros; what an earlier pull left there is punched out by writing."""

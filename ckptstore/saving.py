@@ -10,7 +10,6 @@ Before the record there is no checkpoint; with it, all of it is there.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import threading
@@ -20,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptstore import document
-from ckptstore.backends.base import Writer as ObjectWriter
 from ckptstore.catalog import Catalog
 from ckptstore.errors import (
     CkptError,
@@ -36,6 +34,7 @@ from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_ste
 from ckptstore.leases import LeaseKeeper
 from ckptstore.manifest import FORMAT, FileEntry, Manifest
 from ckptstore.records import BestRule, Commit, ManifestPin, finite, timestamp, writer_here
+from ckptstore.savefile import SaveFile
 from ckptstore.transfer import Moved, Mover, ProgressCallback, SourceFile, SourceIdentity, Transfer
 from ckptstore.voiding import discard, ensure_void
 
@@ -184,7 +183,7 @@ class Save:
             self._open.add(path)
         key = self._keys.file(self.name, path)
         writer = self._backend.open_writer(key, executable=executable)
-        return SaveFile(self, path, writer, executable)
+        return SaveFile(writer, path, executable=executable, complete=self.complete)
 
     def add_empty_directory(self, path: str) -> None:
         """Keep a directory that holds nothing."""
@@ -367,88 +366,3 @@ class Save:
         except BaseException as failure:
             self.abort(failure)
             raise
-
-
-class SaveFile(io.RawIOBase):
-    """A file of a checkpoint, written front to back.
-
-    It counts only when it is closed without an error: leaving its ``with`` block by an exception,
-    or forgetting it, gives it up.
-    """
-
-    def __init__(self, save: Save, path: str, writer: ObjectWriter, executable: bool) -> None:
-        super().__init__()
-        self._save = save
-        self._path = path
-        self._writer = writer
-        self._executable = executable
-        self._buffer = bytearray()
-        self._offset = 0
-        self._blocks: list[str] = []
-        self._given_up = False
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._offset + len(self._buffer)
-
-    def write(self, data: Any) -> int:
-        """Append ``data`` (any buffer). Returns its length in bytes."""
-        if self.closed:
-            raise ValueError("write to a closed file")
-        view = memoryview(data).cast("B")
-        length = len(view)
-        while view:
-            part = view[: BLOCK_SIZE - len(self._buffer)]
-            self._buffer += part
-            view = view[len(part) :]
-            if len(self._buffer) == BLOCK_SIZE:
-                self._flush_block()
-        return length
-
-    def _flush_block(self) -> None:
-        self._blocks.append(block_digest(self._buffer))
-        with memoryview(self._buffer) as view:
-            self._writer.write(self._offset, view)
-        self._offset += len(self._buffer)
-        self._buffer.clear()
-
-    def close(self) -> None:
-        """Complete the file."""
-        if self.closed:
-            return
-        try:
-            if not self._given_up:
-                if self._buffer:
-                    self._flush_block()
-                self._writer.finish(self._offset)
-                entry = FileEntry.build(
-                    self._path, self._offset, self._blocks, executable=self._executable
-                )
-                self._save.complete(entry, self._offset)
-        finally:
-            self._writer.abort()
-            super().close()
-
-    def give_up(self) -> None:
-        """Close it without making it part of the checkpoint."""
-        self._given_up = True
-        self.close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.give_up()
-        else:
-            self.close()
-
-    def __del__(self) -> None:
-        if not self.closed:
-            self.give_up()

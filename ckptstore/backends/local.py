@@ -8,7 +8,6 @@ are read-only from then on: several checkpoints may share one.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -18,28 +17,31 @@ from contextlib import contextmanager, suppress
 from typing import Literal, get_args
 
 from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entries, Entry, Reader, Writer
+from ckptstore.backends.localfile import (
+    CREATE,
+    NO_LINKS,
+    READ,
+    LocalReader,
+    LocalWriter,
+    link_or_copy,
+    open_error,
+    sync_directory,
+    temporary_path,
+    write_all,
+)
 from ckptstore.errors import (
-    CkptError,
-    ConflictError,
     IntegrityError,
-    NotFoundError,
     TemporaryError,
     UsageError,
     from_os_error,
     printable,
     translate_os_errors,
 )
-from ckptstore.hashing import BLOCK_SIZE
-from ckptstore.ids import random_letters
-from ckptstore.layout import TEMPORARY_PREFIX, is_temporary
 from ckptstore.uri import StoreURI
 
 Dedupe = Literal["reflink", "link", "none"]
 
 _FICLONE = 0x40049409
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LocalBackend(Backend):
@@ -135,9 +137,9 @@ class LocalBackend(Backend):
         """See :class:`Backend`."""
         path = self._path(key)
         try:
-            fd = os.open(path, _READ)
+            fd = os.open(path, READ)
         except OSError as error:
-            raise _open_error(error, path) from error
+            raise open_error(error, path) from error
         try:
             size = os.fstat(fd).st_size
             if size > limit:
@@ -174,10 +176,10 @@ class LocalBackend(Backend):
         with translate_os_errors(path):
             with self._complete(path, data) as temporary:
                 try:
-                    _link(temporary, path)
+                    link_or_copy(temporary, path)
                 except FileExistsError:
                     return False
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
             return True
 
     @contextmanager
@@ -185,11 +187,11 @@ class LocalBackend(Backend):
         """A complete, durable temporary file beside ``path``; gone afterwards."""
         directory = os.path.dirname(path)
         os.makedirs(directory, exist_ok=True)
-        temporary = _temporary(directory)
-        fd = os.open(temporary, _CREATE, 0o444)
+        temporary = temporary_path(directory)
+        fd = os.open(temporary, CREATE, 0o444)
         try:
             try:
-                _write_all(fd, memoryview(data), 0)
+                write_all(fd, memoryview(data), 0)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -206,7 +208,7 @@ class LocalBackend(Backend):
         """
         path = self._path(key)
         directory = os.path.dirname(path)
-        aside = _temporary(directory)
+        aside = temporary_path(directory)
         with translate_os_errors(path):
             try:
                 os.rename(path, aside)
@@ -223,7 +225,7 @@ class LocalBackend(Backend):
                         hint=f"what it was is kept in {aside}",
                     ) from None
             os.unlink(aside)
-            _sync_directory(directory)
+            sync_directory(directory)
             return same
 
     def make_directory(self, key: str) -> bool:
@@ -257,7 +259,7 @@ class LocalBackend(Backend):
             try:
                 os.link(from_path, to_path, follow_symlinks=False)
             except OSError as error:
-                if error.errno in _NO_LINKS:
+                if error.errno in NO_LINKS:
                     return None
                 raise
         return "link"
@@ -290,181 +292,37 @@ class LocalBackend(Backend):
                 directories.add(os.path.dirname(path))
         for directory in directories:
             with translate_os_errors(directory), suppress(FileNotFoundError):
-                _sync_directory(directory)
+                sync_directory(directory)
 
     def remove_tree(self, prefix: str) -> None:
         """See :class:`Backend`."""
         path = self._path(prefix)
         with translate_os_errors(path), suppress(FileNotFoundError):
             shutil.rmtree(path)
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
 
     def sync(self, directories: Iterable[str]) -> None:
         """See :class:`Backend`."""
         for key in directories:
             with translate_os_errors(self._path(key)):
-                _sync_directory(self._path(key))
+                sync_directory(self._path(key))
 
     def set_hint(self, key: str, target: str) -> None:
         """See :class:`Backend`."""
         path = self._path(key)
-        temporary = _temporary(os.path.dirname(path))
+        temporary = temporary_path(os.path.dirname(path))
         with translate_os_errors(path):
             os.symlink(target, temporary)
             os.rename(temporary, path)
 
     def clock(self) -> float:
         """See :class:`Backend`."""
-        temporary = _temporary(self.root)
+        temporary = temporary_path(self.root)
         with translate_os_errors(self.root):
-            fd = os.open(temporary, _CREATE, 0o600)
+            fd = os.open(temporary, CREATE, 0o600)
             try:
                 os.write(fd, b"\n")
                 return os.fstat(fd).st_mtime
             finally:
                 os.close(fd)
                 os.unlink(temporary)
-
-
-class LocalReader(Reader):
-    """A file open for ranged reads."""
-
-    def __init__(self, path: str) -> None:
-        self._what = path
-        try:
-            self._fd = os.open(path, _READ)
-        except OSError as error:
-            raise _open_error(error, path) from error
-        status = os.fstat(self._fd)
-        if not stat_module.S_ISREG(status.st_mode):
-            self.close()
-            raise NotFoundError(f"{printable(path)} is not a file")
-        self.size = status.st_size
-
-    def fileno(self) -> int:
-        """The file descriptor."""
-        return self._fd
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """See :class:`Reader`."""
-        done = 0
-        with translate_os_errors(self._what):
-            while done < len(buffer):
-                try:
-                    count = os.preadv(self._fd, [buffer[done:]], offset + done)
-                except OSError as error:
-                    if error.errno == errno.EIO:
-                        raise IntegrityError(
-                            f"{printable(self._what)} cannot be read: {error.strerror}"
-                        ) from error
-                    raise
-                if count == 0:
-                    break
-                done += count
-        return done
-
-    def close(self) -> None:
-        """See :class:`Reader`."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class LocalWriter(Writer):
-    """A file under a temporary name until it is complete."""
-
-    def __init__(self, path: str, *, executable: bool = False) -> None:
-        self._path = path
-        self._temporary: str | None = _temporary(os.path.dirname(path))
-        self._fd = os.open(self._temporary, _CREATE, 0o555 if executable else 0o444)
-
-    def fileno(self) -> int:
-        """The file descriptor."""
-        return self._fd
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """See :class:`Writer`."""
-        with translate_os_errors(self._path):
-            _write_all(self._fd, data, offset)
-
-    def skip_zeros(self, offset: int, length: int) -> bool:
-        """See :class:`Writer`. A hole in a file reads as zeros."""
-        del offset
-        return length == BLOCK_SIZE
-
-    def finish(self, size: int) -> None:
-        """See :class:`Writer`."""
-        assert self._temporary is not None
-        with translate_os_errors(self._path):
-            os.ftruncate(self._fd, size)
-            os.fsync(self._fd)
-            try:
-                _link(self._temporary, self._path)
-            except FileExistsError:
-                raise ConflictError(f"{printable(self._path)} exists already") from None
-            os.unlink(self._temporary)
-            self._temporary = None
-        self.abort()
-
-    def abort(self) -> None:
-        """See :class:`Writer`."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._temporary is not None:
-            with translate_os_errors(self._path), suppress(FileNotFoundError):
-                os.unlink(self._temporary)
-            self._temporary = None
-
-
-def _open_error(error: OSError, path: str) -> CkptError:
-    if error.errno == errno.ELOOP:
-        return IntegrityError(f"{printable(path)} is a symbolic link")
-    return from_os_error(error, path)
-
-
-def _temporary(directory: str) -> str:
-    path = f"{directory}/{TEMPORARY_PREFIX}{random_letters()}"
-    assert is_temporary(path)
-    return path
-
-
-def _link(source: str, target: str) -> None:
-    """``link``, or, where the file system has no links, an exclusive copy of the whole file.
-
-    The copy is exclusive too, but a crash can leave it torn; readers find that by its digest.
-    """
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        _copy_exclusive(source, target)
-
-
-def _copy_exclusive(source: str, target: str) -> None:
-    with open(source, "rb") as reader:
-        mode = stat_module.S_IMODE(os.fstat(reader.fileno()).st_mode)
-        fd = os.open(target, _CREATE, mode)
-        try:
-            with open(fd, "wb") as writer:
-                shutil.copyfileobj(reader, writer, BLOCK_SIZE)
-                writer.flush()
-                os.fsync(writer.fileno())
-        except OSError:
-            os.unlink(target)  # ours: it was created exclusively
-            raise
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

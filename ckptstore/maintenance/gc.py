@@ -125,6 +125,8 @@ class _Collection:
             yield from self._lease(held, held.name in directories, records.get(held.name))
         for key in (self.name, self.keys.commits, self.keys.trash, self.keys.leases):
             yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
+        for marked in self.catalog.backend.list(self.keys.marks):
+            yield from _stray(self.catalog, marked.key, self.now, self.grace, self.dry_run)
 
     def _records(self) -> list[Found]:
         return self.catalog.find_all(self.name, self.catalog.record_names(self.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ckptstore.backends.local import LocalReader
+from ckptstore.backends.localfile import LocalReader
 from ckptstore.errors import SourceChangedError, printable
 
 

@@ -1,0 +1,175 @@
+"""Files on this machine: reading ranges, and writing under a temporary name until complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat as stat_module
+from contextlib import suppress
+
+from ckptstore.backends.base import Reader, Writer
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    from_os_error,
+    printable,
+    translate_os_errors,
+)
+from ckptstore.hashing import BLOCK_SIZE
+from ckptstore.ids import random_letters
+from ckptstore.layout import TEMPORARY_PREFIX
+
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
+"""What ``link`` says where it cannot link at all."""
+
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class LocalReader(Reader):
+    """A file open for ranged reads."""
+
+    def __init__(self, path: str) -> None:
+        self._what = path
+        try:
+            self._fd = os.open(path, READ)
+        except OSError as error:
+            raise open_error(error, path) from error
+        status = os.fstat(self._fd)
+        if not stat_module.S_ISREG(status.st_mode):
+            self.close()
+            raise NotFoundError(f"{printable(path)} is not a file")
+        self.size = status.st_size
+
+    def fileno(self) -> int:
+        """The file descriptor."""
+        return self._fd
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """See :class:`Reader`."""
+        done = 0
+        with translate_os_errors(self._what):
+            while done < len(buffer):
+                try:
+                    count = os.preadv(self._fd, [buffer[done:]], offset + done)
+                except OSError as error:
+                    if error.errno == errno.EIO:
+                        raise IntegrityError(
+                            f"{printable(self._what)} cannot be read: {error.strerror}"
+                        ) from error
+                    raise
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    def close(self) -> None:
+        """See :class:`Reader`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalWriter(Writer):
+    """A file under a temporary name until it is complete."""
+
+    def __init__(self, path: str, *, executable: bool = False) -> None:
+        self._path = path
+        self._temporary: str | None = temporary_path(os.path.dirname(path))
+        self._fd = os.open(self._temporary, CREATE, 0o555 if executable else 0o444)
+
+    def fileno(self) -> int:
+        """The file descriptor."""
+        return self._fd
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """See :class:`Writer`."""
+        with translate_os_errors(self._path):
+            write_all(self._fd, data, offset)
+
+    def skip_zeros(self, offset: int, length: int) -> bool:
+        """See :class:`Writer`. A hole in a file reads as zeros."""
+        del offset
+        return length == BLOCK_SIZE
+
+    def finish(self, size: int) -> None:
+        """See :class:`Writer`."""
+        assert self._temporary is not None
+        with translate_os_errors(self._path):
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)
+            try:
+                link_or_copy(self._temporary, self._path)
+            except FileExistsError:
+                raise ConflictError(f"{printable(self._path)} exists already") from None
+            os.unlink(self._temporary)
+            self._temporary = None
+        self.abort()
+
+    def abort(self) -> None:
+        """See :class:`Writer`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._temporary is not None:
+            with translate_os_errors(self._path), suppress(FileNotFoundError):
+                os.unlink(self._temporary)
+            self._temporary = None
+
+
+def open_error(error: OSError, path: str) -> CkptError:
+    """What a failed ``open`` means; files of a store are never symbolic links."""
+    if error.errno == errno.ELOOP:
+        return IntegrityError(f"{printable(path)} is a symbolic link")
+    return from_os_error(error, path)
+
+
+def temporary_path(directory: str) -> str:
+    """A new name in ``directory`` that readers and gc know as that of something incomplete."""
+    return f"{directory}/{TEMPORARY_PREFIX}{random_letters()}"
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """``link``, or, where the file system has no links, an exclusive copy of the whole file.
+
+    The copy is exclusive too, but a crash can leave it torn; readers find that by its digest.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _copy_exclusive(source, target)
+
+
+def _copy_exclusive(source: str, target: str) -> None:
+    with open(source, "rb") as reader:
+        mode = stat_module.S_IMODE(os.fstat(reader.fileno()).st_mode)
+        fd = os.open(target, CREATE, mode)
+        try:
+            with open(fd, "wb") as writer:
+                shutil.copyfileobj(reader, writer, BLOCK_SIZE)
+                writer.flush()
+                os.fsync(writer.fileno())
+        except OSError:
+            os.unlink(target)  # ours: it was created exclusively
+            raise
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data`` at ``offset``."""
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
