@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ckptstore.version import __version__
 
 if TYPE_CHECKING:
-    from ckptstore import maintenance as maintenance
+    from ckptstore import maintenance
     from ckptstore.errors import (
         AccessDeniedError,
         CancelledError,
@@ -69,7 +69,32 @@ _WHERE = {
     "plan_resume": "resume",
 }
 
-__all__ = ["__version__", "maintenance", *sorted(_WHERE)]  # noqa: PLE0604 - the names are strings
+__all__ = [
+    "AccessDeniedError",
+    "BestRule",
+    "CancelledError",
+    "Checkpoint",
+    "CkptError",
+    "ConflictError",
+    "Damage",
+    "IntegrityError",
+    "NoSpaceError",
+    "NotFoundError",
+    "PartialError",
+    "PushResult",
+    "ResumePlan",
+    "Save",
+    "SaveOptions",
+    "SourceChangedError",
+    "Store",
+    "TemporaryError",
+    "UsageError",
+    "VoidedError",
+    "__version__",
+    "maintenance",
+    "open_store",
+    "plan_resume",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -149,7 +149,8 @@ class Backend(ABC):
 
         Not recursive: the entries directly below, directories included. Recursive: all files at any
         depth, without directories. Empty when there is no such directory. Keys created or deleted
-        during the call may or may not be in it. Symbolic links are not shown.
+        during the call may or may not be in it. Symbolic links are not shown, but for the
+        backend's own temporaries.
         """
 
     @abstractmethod

@@ -37,6 +37,7 @@ from ckptstore.errors import (
     printable,
     translate_os_errors,
 )
+from ckptstore.layout import is_temporary
 from ckptstore.uri import StoreURI
 
 Dedupe = Literal["reflink", "link", "none"]
@@ -123,7 +124,9 @@ class LocalBackend(Backend):
                 for entry in entries:
                     key = f"{directory}/{entry.name}" if directory else entry.name
                     is_directory = entry.is_dir(follow_symlinks=False)
-                    if not is_directory and not entry.is_file(follow_symlinks=False):
+                    if not (is_directory or entry.is_file(follow_symlinks=False)) and not (
+                        entry.is_symlink() and is_temporary(entry.name)
+                    ):
                         continue
                     if is_directory and recursive:
                         pending.append(key)

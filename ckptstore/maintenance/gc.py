@@ -15,7 +15,7 @@ from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.deleting import DEFAULT_GRACE, purge
 from ckptstore.errors import ConflictError, IntegrityError
 from ckptstore.layout import Name, RunKeys, is_temporary
-from ckptstore.leases import STALE_SECONDS, is_live
+from ckptstore.leases import is_live
 from ckptstore.records import Trash, Void
 from ckptstore.voiding import discard
 
@@ -187,8 +187,7 @@ class _Collection:
         self, held: HeldLease, has_directory: bool, found: Found | None
     ) -> Iterator[GcAction]:
         """A lease whose save has ended; the one of a dead save goes with its directory."""
-        age = self.now - held.modified
-        if is_live(held, self.now) or age < STALE_SECONDS:
+        if is_live(held, self.now):
             return
         gone = self.catalog.backend.stat(self.keys.directory(held.name)) is None
         if found is None and has_directory and not gone:
