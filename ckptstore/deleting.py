@@ -119,11 +119,7 @@ def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
             f"{run}@{name} is not in the trash",
             hint=f"what is: ckpt list {catalog.uri} {run} --all",
         )
-    standing_there = catalog.find(run, name)
-    if standing_there is not None:
-        if isinstance(standing_there.record, Void):
-            raise _purged(run, name)
-        raise ConflictError(f"{run}@{name} is not deleted")
+    _check_undeletable(catalog, run, name)
     data = trash.record.encode()
     commit = decode_record(data, run, name, f"the record in the trash of {run}@{name}")
     if not isinstance(commit, Commit):
@@ -131,19 +127,24 @@ def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
     checkpoint = Checkpoint(catalog, run, commit)
     damage = checkpoint.quick_check()
     if damage:
+        _check_undeletable(catalog, run, name)  # is a purge at work on it?
         raise checkpoint.damaged_error(damage)
     if not catalog.create_document(keys.record(name), data):
-        found = catalog.find(run, name)
-        if found is not None and isinstance(found.record, Void):
-            raise _purged(run, name)
-        raise ConflictError(f"{run}@{name} is not deleted")
+        _check_undeletable(catalog, run, name)
+        raise ConflictError(f"{run}@{name} is being deleted")
     catalog.backend.delete([keys.trash_record(name)])
     refresh_hint(catalog, run)
     return checkpoint
 
 
-def _purged(run: str, name: Name) -> NotFoundError:
-    return NotFoundError(f"{run}@{name} has been removed for good: its grace period had ended")
+def _check_undeletable(catalog: Catalog, run: str, name: Name) -> None:
+    """Refuse what has a record: a commit is not deleted, a void was removed for good."""
+    found = catalog.find(run, name)
+    if found is None:
+        return
+    if isinstance(found.record, Void):
+        raise NotFoundError(f"{run}@{name} has been removed for good: its grace period had ended")
+    raise ConflictError(f"{run}@{name} is not deleted")
 
 
 def purge(catalog: Catalog, run: str, name: Name, reason: str) -> bool:

@@ -95,11 +95,9 @@ class _Push:
             for one in dead:
                 ensure_void(self.catalog, self.run_name, one.name, f"taken over by {save.name}")
             self._fill(save, bases, dead)
-        commit = self.catalog.find(self.run_name, save.name)
-        assert commit is not None
-        assert commit.commit is not None
+        assert save.committed is not None
         self._remove(dead)
-        checkpoint = Checkpoint(self.catalog, self.run_name, commit.commit)
+        checkpoint = Checkpoint(self.catalog, self.run_name, save.committed)
         return PushResult(checkpoint, True, save.sent_bytes, time.monotonic() - begun)
 
     # The same content again

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections import OrderedDict
-from functools import cached_property
 from typing import Any
 
 from ckptstore.backends.base import Reader
@@ -48,6 +47,7 @@ class Checkpoint:
         self.commit = commit
         self.ref = ref or f"{run}@{commit.step}"
         self._standing = standing
+        self._manifest: Manifest | None = None
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.ref} ({self.name}) in {self.catalog.uri}>"
@@ -94,10 +94,15 @@ class Checkpoint:
         """What the writer kept with it. Raises :class:`IntegrityError`."""
         return self.manifest.metadata
 
-    @cached_property
+    @property
     def manifest(self) -> Manifest:
-        """What it must be, checked against the record. Raises :class:`IntegrityError`."""
-        return self.catalog.manifest(self.run, self.commit)
+        """What it must be, checked against the record; read once. Raises :class:`IntegrityError`.
+
+        (Not a ``cached_property``: until Python 3.12 that holds one lock for all instances.)
+        """
+        if self._manifest is None:
+            self._manifest = self.catalog.manifest(self.run, self.commit)
+        return self._manifest
 
     @property
     def files(self) -> tuple[FileEntry, ...]:

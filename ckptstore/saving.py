@@ -76,6 +76,7 @@ class Save:
     Attributes:
         run, name: What will be committed.
         sent_bytes: Bytes that went to the store so far, without the manifest.
+        committed: The record, once it is committed.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Save:
         self._open: set[str] = set()
         self._ended = False
         self.sent_bytes = 0
+        self.committed: Commit | None = None
 
     def _claim(self, step: int) -> tuple[Name, LeaseKeeper]:
         while True:
@@ -255,6 +257,7 @@ class Save:
         commit = self._record(manifest, data)
         self._create_record(commit)
         self._ended = True
+        self.committed = commit
         self._after_commit()
         return commit
 

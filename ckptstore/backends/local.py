@@ -24,6 +24,7 @@ from ckptstore.backends.localfile import (
     LocalReader,
     LocalWriter,
     link_or_copy,
+    make_directories,
     open_error,
     sync_directory,
     temporary_path,
@@ -189,7 +190,7 @@ class LocalBackend(Backend):
     def _complete(self, path: str, data: bytes) -> Iterator[str]:
         """A complete, durable temporary file beside ``path``; gone afterwards."""
         directory = os.path.dirname(path)
-        os.makedirs(directory, exist_ok=True)
+        make_directories(directory)
         temporary = temporary_path(directory)
         fd = os.open(temporary, CREATE, 0o444)
         try:
@@ -235,7 +236,7 @@ class LocalBackend(Backend):
         """See :class:`Backend`."""
         path = self._path(key)
         with translate_os_errors(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_directories(os.path.dirname(path))
             try:
                 os.mkdir(path)
             except FileExistsError:

@@ -166,6 +166,17 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
+def make_directories(path: str) -> None:
+    """Make a directory and those above it; what is new survives a power cut."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_directories(parent)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+        sync_directory(parent)
+
+
 def sync_directory(path: str) -> None:
     """Make the names in a directory survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

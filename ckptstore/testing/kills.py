@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ckptstore.errors import CkptError
 from ckptstore.testing.hooks import Phase
 
 CHANGING_CALLS = (
@@ -71,10 +74,11 @@ class Countdown:
         return counted
 
 
-def run_in_child(work: Callable[[], object]) -> int:
-    """Run ``work`` in a forked child; returns the child's wait status.
+def start_child(work: Callable[[], object]) -> int:
+    """Run ``work`` in a forked child; returns its process id.
 
-    The child ends without unwinding into the caller: 0 when ``work`` returned, 1 when it raised.
+    The child ends without unwinding into the caller: with 0 when ``work`` returned, with the exit
+    code of the error when it raised one of ours, else with a traceback and 1.
     """
     pid = os.fork()
     if pid == 0:
@@ -82,6 +86,17 @@ def run_in_child(work: Callable[[], object]) -> int:
         try:
             work()
             code = 0
+        except CkptError as error:
+            code = error.exit_code
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        except BaseException:  # noqa: BLE001 - it is printed, and the process ends
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
-    return os.waitpid(pid, 0)[1]
+    return pid
+
+
+def run_in_child(work: Callable[[], object]) -> int:
+    """:func:`start_child`, and wait for its end; returns the wait status."""
+    return os.waitpid(start_child(work), 0)[1]

@@ -52,7 +52,7 @@ def killed_at(push: Push, uri: Path, tree: Path, point: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["second-commit", "first-commit"])
+@pytest.mark.parametrize("scenario", ["first-commit", "second-commit", "take-over"])
 @pytest.mark.parametrize(
     "push",
     [push_counting_operations, push_counting_system_calls],
@@ -60,10 +60,11 @@ def killed_at(push: Push, uri: Path, tree: Path, point: int) -> bool:
 )
 @pytest.mark.timeout(900)
 def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
-    tmp_path: Path, push: Push, first: bool, record_property: Callable[[str, object], None]
+    tmp_path: Path, push: Push, scenario: str, record_property: Callable[[str, object], None]
 ) -> None:
     tree = make_tree(tmp_path / "tree", 1)
     before = tmp_path / "before"
+    first = scenario == "first-commit"
     if not first:
         # The step before shares one file, so links are among the operations.
         make_tree(tmp_path / "old", 2)
@@ -71,6 +72,10 @@ def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
         ckptstore.open_store(str(before)).push(tmp_path / "old", RUN, 1, OPTIONS)
     else:
         before.mkdir()
+    if scenario == "take-over":
+        # A push of the same step died when two of its files were complete.
+        assert killed_at(push_counting_system_calls, before, tree, 30)
+        assert len(arrived_whole(before, RUN, tree)) >= 2
     total = sum(p.stat().st_size for p in tree.rglob("*") if p.is_file())
     point = 0
     while True:
