@@ -113,20 +113,14 @@ class Catalog:
                 this version does not know.
         """
         if self._marker is None:
-            what = f"{self.uri}/{MARKER}"
+            what = f"the store {self.uri} ({MARKER})"
             try:
                 data = self.backend.read(MARKER, document.SIZE_LIMIT)
             except NotFoundError:
                 return None
             marker = decode_marker(data, what)
-            if marker.format > FORMAT:
-                raise IntegrityError(
-                    f"the store {self.uri} has format {marker.format}; this version knows "
-                    f"formats up to {FORMAT}",
-                    hint="update ckptstore",
-                )
-            self._marker = marker
             self._require(marker.requires.read, "read")
+            self._marker = marker
         return self._marker
 
     def marker(self) -> Marker:

@@ -34,6 +34,12 @@ class Features(Body, frozen=True):
     delete: tuple[str, ...] = ()
 
 
+class AnyFormat(Body, frozen=True):
+    """The one field that a marker and a record have in every format."""
+
+    format: int
+
+
 class Marker(Body, frozen=True):
     """``CKPTSTORE.json``: this is a store, of this format, with this identity."""
 
@@ -194,6 +200,7 @@ class Lease(Body, frozen=True):
     abandoned: bool = False
 
 
+_any_format = Decoder[AnyFormat](AnyFormat)
 _marker = Decoder[Marker](Marker)
 _record = Decoder[Record](Record)
 _mark = Decoder[Mark](Mark)
@@ -202,8 +209,22 @@ _lease = Decoder[Lease](Lease)
 
 
 def decode_marker(data: bytes, what: str) -> Marker:
-    """The store's marker. Raises :class:`IntegrityError`."""
+    """The store's marker.
+
+    Raises:
+        IntegrityError: it is damaged, or of a format that this version does not know.
+    """
+    _check_format(data, what)
     return _marker.decode(data, what)
+
+
+def _check_format(data: bytes, what: str) -> None:
+    found = _any_format.decode(data, what).format
+    if not 1 <= found <= FORMAT:
+        raise IntegrityError(
+            f"{what} has format {found}; this version knows formats up to {FORMAT}",
+            hint="update ckptstore",
+        )
 
 
 def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
@@ -213,12 +234,13 @@ def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
         IntegrityError: it is damaged, names another checkpoint (a file that was moved or copied by
             hand), or is of a format or needs a feature that this version does not know.
     """
-    record = _record.decode(data, what)
+    try:
+        record = _record.decode(data, what)
+    except IntegrityError:
+        _check_format(data, what)  # a newer format is the better reason
+        raise
     if record.format != FORMAT:
-        raise IntegrityError(
-            f"{what} has format {record.format}; this version reads format {FORMAT}",
-            hint="update ckptstore",
-        )
+        _check_format(data, what)
     if (record.name, record.run, record.step, record.seq) != (str(name), run, name.step, name.seq):
         raise IntegrityError(f"{what} is about another checkpoint: {record.run}/{record.name!r}")
     if isinstance(record, Commit):

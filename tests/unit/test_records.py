@@ -150,8 +150,9 @@ def test_a_record_that_cannot_be_read_protects_its_directory_from_gc(
     store = store_for(how, tmp_path)
     name = unreadable(store, how)
     before = objects(store)
-    result = gc(store.catalog, grace=0)
-    assert not [a for a in result.removed if str(name) in a.key]
+    for dry_run in (True, False):
+        result = gc(store.catalog, grace=0, dry_run=dry_run)
+        assert not [a for a in result.removed if str(name) in a.key]
     assert objects(store) == before
 
 
