@@ -22,7 +22,7 @@ from ckptstore.errors import (
     printable,
 )
 from ckptstore.ids import IdFactory, random_letters
-from ckptstore.layout import MARKER, Name, RunKeys, is_run, lease_name, record_name
+from ckptstore.layout import MARKER, SEQ_LIMIT, Name, RunKeys, is_run, lease_name, record_name
 from ckptstore.manifest import FORMAT, Manifest, decode_manifest
 from ckptstore.records import (
     KNOWN_FEATURES,
@@ -385,6 +385,8 @@ class Catalog:
             if name is not None:
                 seen.add(name)
         seq = max((name.seq for name in seen), default=0) + 1
+        if seq >= SEQ_LIMIT:
+            raise ConflictError(f"run {run!r} in {self.uri} has used up its sequence numbers")
         taken = {(name.step, name.id) for name in seen}
         attempt = 0
         while (step, letters := self.ids(run, step, attempt)) in taken:

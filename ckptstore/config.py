@@ -9,6 +9,7 @@ threads = 4
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -21,6 +22,9 @@ from ckptstore.errors import UsageError, printable, translate_os_errors
 
 PROJECT_FILE = "ckpt.toml"
 
+LONGEST = 100 * 366 * 86400.0
+"""No duration is longer, in seconds."""
+
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
@@ -32,11 +36,12 @@ def parse_duration(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     unit = match[2] if match else ""
-    if match is None or (unit not in _UNITS and float(match[1]) != 0):
+    seconds = float(match[1]) * _UNITS.get(unit, 0.0) if match else math.inf
+    if match is None or seconds > LONGEST or (unit not in _UNITS and float(match[1]) != 0):
         raise UsageError(
-            f"{printable(text)!r} is no duration", hint="for example: 90s, 30min, 24h, 7d"
+            f"{printable(text[:40])!r} is no duration", hint="for example: 90s, 30min, 24h, 7d"
         )
-    return float(match[1]) * _UNITS.get(unit, 0.0)
+    return seconds
 
 
 def _store(value: Any) -> str:
@@ -114,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path} is not UTF-8: {error}") from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -127,3 +132,5 @@ def _checked(key: str, value: Any, origin: str) -> Setting:
         return Setting(key, _KEYS[key][0](value), origin)
     except ValueError as error:
         raise UsageError(f"{origin}: {key} {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{origin}: {key}: {error}", hint=error.hint) from error

@@ -15,7 +15,7 @@ import logging
 
 from ckptstore import document
 from ckptstore.catalog import Catalog
-from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError
+from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys
 from ckptstore.reading import Checkpoint
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_GRACE = 24 * 3600.0
 """Seconds that a deleted checkpoint can be brought back."""
+
+LONGEST_GRACE = 100 * 366 * 86400.0
 
 
 def delete(
@@ -49,13 +51,15 @@ def delete(
     Raises:
         ConflictError: a guard holds, or someone else deleted it meanwhile.
     """
+    if not 0 <= grace <= LONGEST_GRACE:
+        raise UsageError(f"a grace period of {grace} seconds cannot be")
     catalog.require_deletable()
     run, name = checkpoint.run, checkpoint.name
     keys = RunKeys(run)
     found = catalog.find(run, name)
     if found is None or found.commit is None:
         raise NotFoundError(f"{checkpoint.ref} is not there any more")
-    _check_guards(catalog, checkpoint, force)
+    check_guards(catalog, checkpoint, force)
     trash = document.encode(
         Trash(
             name=str(name),
@@ -69,7 +73,7 @@ def delete(
     )
     _put_trash(catalog, run, name, trash)
     try:
-        _check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
+        check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
     except ConflictError:
         catalog.backend.delete([keys.trash_record(name)])
         raise
@@ -87,7 +91,12 @@ def _put_trash(catalog: Catalog, run: str, name: Name, trash: bytes) -> None:
     catalog.backend.sync([keys.trash, run])
 
 
-def _check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
+def check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
+    """Refuse to delete what is guarded; ``force`` overrides all guards but a pin.
+
+    Raises:
+        ConflictError: a guard holds.
+    """
     view = RunView.of(catalog, checkpoint.run)
     standing = view.standing(checkpoint.name)
     if standing.pinned:

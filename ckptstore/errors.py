@@ -173,9 +173,7 @@ def from_os_error(error: OSError, what: str) -> CkptError:
     message = f"{printable(what)}: {reason}"
     code = error.errno
     if code in _FULL:
-        return NoSpaceError(
-            f"no space left: {message}", hint="free some space (ckpt gc, ckpt delete), then retry"
-        )
+        return NoSpaceError(f"no space left: {message}", hint="free some space, then do it again")
     if code in _DENIED:
         return AccessDeniedError(message)
     if code in (errno.ENOENT, errno.ENOTDIR):

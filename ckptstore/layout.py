@@ -26,7 +26,7 @@ SEQ_LIMIT = 10**12
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _TAG = re.compile(r"[a-z][a-z0-9._-]{0,99}")
 _NAME = re.compile(r"(\d{5,13})-step-(\d{8,15})-([a-z]{8})")
-_RESERVED_RUNS = {MIRRORS}
+_RESERVED_RUNS = {MIRRORS, MARKER.lower()}
 
 
 def check_run(run: str) -> str:
@@ -97,7 +97,8 @@ class Name:
         if match is None or not match[1].isascii() or not match[2].isascii():
             return None
         name = cls(int(match[1]), int(match[2]), match[3])
-        return name if str(name) == text else None
+        possible = name.seq < SEQ_LIMIT and name.step < STEP_LIMIT
+        return name if possible and str(name) == text else None
 
     def __str__(self) -> str:
         return f"{self.seq:05d}-step-{self.step:08d}-{self.id}"

@@ -73,17 +73,18 @@ class LeaseKeeper:
 
     def release(self) -> None:
         """The save has ended: remove the lease."""
-        self._stop()
+        self.stop()
         self._backend.delete([self._key])
 
     def abandon(self) -> None:
         """The save has failed but leaves its files: say so, for the next one to take them."""
-        self._stop()
+        self.stop()
         with self._lock:
             self._lease = msgspec.structs.replace(self._lease, abandoned=True)
         self._write()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Renew it no more."""
         self._ended.set()
         self._thread.join()
 

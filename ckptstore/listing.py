@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ckptstore.catalog import Catalog, Found
-from ckptstore.errors import IntegrityError
+from ckptstore.errors import CkptError, IntegrityError
 from ckptstore.layout import Name, RunKeys, check_run
 from ckptstore.leases import is_live
 from ckptstore.records import Commit, Void, decode_record
@@ -121,7 +122,7 @@ def _unfinished(catalog: Catalog, run: str) -> list[Row]:
     """Directories without a record, looked at before the records are."""
     names = catalog.directories(run)
     leases = {held.name: held for held in catalog.leases(run)}
-    now = catalog.backend.clock() if leases else 0.0
+    now = _now(catalog) if leases else 0.0
     rows = []
     for name in names:
         found = catalog.find(run, name)
@@ -152,6 +153,14 @@ def _unfinished(catalog: Catalog, run: str) -> list[Row]:
             )
         )
     return rows
+
+
+def _now(catalog: Catalog) -> float:
+    """The store's clock, or this host's where nothing can be written: good enough for a listing."""
+    try:
+        return catalog.backend.clock()
+    except CkptError:
+        return time.time()
 
 
 def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:

@@ -152,7 +152,7 @@ def decode_manifest(data: bytes, digest: str, what: str) -> Manifest:
         )
     for entry in manifest.files:
         check_stored_path(entry.path, what)
-        problem = _entry_problem(entry)
+        problem = entry_problem(entry)
         if problem is not None:
             raise IntegrityError(f"{what}: {printable(entry.path)}: {problem}")
     for path in manifest.empty_directories:
@@ -168,7 +168,8 @@ def is_digest(text: str) -> bool:
     return len(text) == 64 and _HEX.issuperset(text)
 
 
-def _entry_problem(entry: FileEntry) -> str | None:
+def entry_problem(entry: FileEntry) -> str | None:
+    """Why an entry cannot be true in itself, or ``None``."""
     if entry.size < 0:
         return f"a size of {entry.size} bytes"
     if entry.codec != "none":

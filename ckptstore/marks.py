@@ -179,6 +179,7 @@ def note_verified(
 
     A quick look at sizes proves nothing about content, so it ends only damage that quick looks see.
     """
+    catalog.require_writable()
     now = standing(catalog, run, name)
     ended = [i for i, m in now.of_kind("damaged").items() if deep or not m.deep]
     if deep:
@@ -192,6 +193,7 @@ def note_damage(
     catalog: Catalog, run: str, name: Name, damage: Iterable[Damage], *, deep: bool
 ) -> None:
     """Note what was found damaged. Noting the same again adds nothing."""
+    catalog.require_writable()
     notes = tuple(
         DamageNote(path=d.path, reason=d.reason, offset=d.offset, length=d.length)
         for d in list(damage)[:DAMAGE_NOTES]

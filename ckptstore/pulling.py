@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from ckptstore.backends.base import Writer
 from ckptstore.backends.localfile import LocalReader, write_all
@@ -26,13 +27,16 @@ from ckptstore.errors import (
     ConflictError,
     IntegrityError,
     NotFoundError,
+    UsageError,
     printable,
     translate_os_errors,
 )
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.manifest import FileEntry
-from ckptstore.reading import Checkpoint
 from ckptstore.transfer import Mover, OnMismatch, ProgressCallback, Transfer
+
+if TYPE_CHECKING:
+    from ckptstore.reading import Checkpoint
 
 STAGING_PREFIX = ".ckpt-pull-"
 
@@ -61,14 +65,20 @@ def select(
     Args:
         files: All files.
         include: Patterns of which a path must match one, if there are any.
-        exclude: Patterns of which it must match none. ``*`` matches any characters, ``/`` too.
+        exclude: Patterns of which it must match none.
+
+    In a pattern ``*`` matches any characters, ``/`` too; a path always matches itself.
     """
     return [
         e
         for e in files
-        if (not include or any(fnmatchcase(e.path, p) for p in include))
-        and not any(fnmatchcase(e.path, p) for p in exclude)
+        if (not include or any(_matches(e.path, p) for p in include))
+        and not any(_matches(e.path, p) for p in exclude)
     ]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return path == pattern or fnmatchcase(path, pattern)
 
 
 def pull(
@@ -99,6 +109,8 @@ def pull(
         IntegrityError: the stored bytes differ from what was committed; ``dest`` has no new file.
     """
     begun = time.monotonic()
+    if not os.fspath(dest):
+        raise UsageError("the destination is an empty text")
     wanted = select(checkpoint.files, include, exclude)
     if not wanted and (include or exclude):
         raise NotFoundError(f"no file of {checkpoint.ref} matches the patterns")
@@ -171,6 +183,10 @@ class _Target:
         self._check_collisions([e.path for e in wanted] + list(empty))
         for path in [*(e.path for e in wanted), *empty]:
             self._check_parents(path)
+        for path in empty:
+            full = f"{self.root}/{path}"
+            if os.path.lexists(full) and (os.path.islink(full) or not os.path.isdir(full)):
+                raise ConflictError(f"{printable(full)} is not a directory")
         for entry in wanted:
             full = f"{self.root}/{entry.path}"
             with suppress(FileNotFoundError):
@@ -188,7 +204,9 @@ class _Target:
                 return
             if not stat_module.S_ISDIR(mode):
                 what = "a symbolic link" if stat_module.S_ISLNK(mode) else "not a directory"
-                raise ConflictError(f"{printable(parent)} is {what}, and {path} must go below it")
+                raise ConflictError(
+                    f"{printable(parent)} is {what}, and {printable(path)} must go below it"
+                )
 
     def _check_collisions(self, paths: Sequence[str]) -> None:
         """Refuse names that are one name on this file system (case, Unicode normalisation)."""
@@ -253,7 +271,7 @@ class _Target:
 
     def transfer(self, checkpoint: Checkpoint, index: int, entry: FileEntry) -> Transfer:
         """Fetch a file, keeping the good blocks of what an interrupted pull left."""
-        part = f"{self.parts}/{index}-{entry.digest[:16]}"
+        part = f"{self.parts}/{index}-{entry.digest[:16]}{'x' if entry.exec else ''}"
         resumable = os.path.exists(part) and os.path.getsize(part) == entry.size
         return checkpoint.transfer(
             entry,

@@ -7,16 +7,16 @@ the server's side, after its stored bytes were hashed again, so that damage is n
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog import Catalog, Found, HeldLease
-from ckptstore.errors import CkptError, IntegrityError, NotFoundError, printable
-from ckptstore.hashing import block_count
+from ckptstore.errors import CkptError, IntegrityError, NotFoundError, UsageError, printable
 from ckptstore.layout import MANIFEST, Name, RunKeys, is_temporary
 from ckptstore.leases import is_dead, is_live
-from ckptstore.manifest import FileEntry
+from ckptstore.manifest import FileEntry, entry_problem
 from ckptstore.marks import add_metrics, add_tag
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Void, finite
@@ -83,6 +83,8 @@ class _Push:
         self.known: dict[str, FileEntry] = {}
 
     def run(self, begun: float) -> PushResult:
+        self.options.check()
+        self._check_apart()
         self.catalog.create()
         same_step = self._newest_with_step()
         if same_step is not None and self._is_same(same_step):
@@ -99,6 +101,15 @@ class _Push:
         self._remove(dead)
         checkpoint = Checkpoint(self.catalog, self.run_name, save.committed)
         return PushResult(checkpoint, True, save.sent_bytes, time.monotonic() - begun)
+
+    def _check_apart(self) -> None:
+        """A directory that holds the store would be pushed into itself."""
+        root = self.catalog.backend.local_path("")
+        if root is not None and os.path.realpath(root).startswith(f"{self.source.root}/"):
+            raise UsageError(
+                f"the store {self.catalog.uri} lies inside {printable(self.source.root)}",
+                hint="push a directory without the store, or put the store elsewhere",
+            )
 
     # The same content again
 
@@ -125,8 +136,10 @@ class _Push:
             return False
         if tuple(self.source.empty_directories) != checkpoint.manifest.empty_directories:
             return False
-        metadata = dict(self.options.metadata)
+        metadata, best = self.options.json_metadata(), self.options.best
         if metadata and metadata != checkpoint.metadata:
+            return False
+        if best is not None and best != checkpoint.commit.best:
             return False
         if checkpoint.state != "ok" or checkpoint.quick_check():
             return False
@@ -200,11 +213,7 @@ class _Push:
             if is_temporary(listed.key) or path == MANIFEST or wanted.get(path) != listed.size:
                 continue
             entry = digests.get(path)
-            if (
-                entry is None
-                or entry.size != listed.size
-                or len(entry.blocks) != block_count(entry.size)
-            ):
+            if entry is None or entry.size != listed.size or entry_problem(entry):
                 unknown.append((path, listed.key, listed.size))
             else:
                 stored.append(_Stored(listed.key, entry))

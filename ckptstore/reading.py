@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections import OrderedDict
 from typing import Any
 
 from ckptstore.backends.base import Reader
 from ckptstore.catalog import Catalog
-from ckptstore.errors import Damage, IntegrityError, NotFoundError, printable
+from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError, printable
 from ckptstore.hashing import BLOCK_SIZE, block_digest, block_range
 from ckptstore.layout import Name, RunKeys
 from ckptstore.manifest import FileEntry, Manifest
 from ckptstore.marks import Standing, note_damage, standing
+from ckptstore.pulling import PullResult, pull
 from ckptstore.records import Commit
 from ckptstore.transfer import Transfer
+
+log = logging.getLogger(__name__)
 
 CACHED_BLOCKS = 2
 """Verified blocks that an open file keeps: 32 MiB at most."""
@@ -145,6 +149,10 @@ class Checkpoint:
         with self.open(path) as f:
             return f.read()
 
+    def pull(self, dest: str | os.PathLike[str], **how: Any) -> PullResult:
+        """Fetch its files into a directory; the options are those of :func:`pull`."""
+        return pull(self, dest, **how)
+
     def transfer(self, entry: FileEntry, **how: Any) -> Transfer:
         """The transfer that reads ``entry`` and knows what it must be."""
         key = self.key(entry.path)
@@ -188,7 +196,10 @@ class Checkpoint:
 
     def report_damage(self, damage: tuple[Damage, ...], *, deep: bool) -> None:
         """Leave a mark of what was found damaged, where the store can be written."""
-        note_damage(self.catalog, self.run, self.name, damage, deep=deep)
+        try:
+            note_damage(self.catalog, self.run, self.name, damage, deep=deep)
+        except CkptError as error:  # the damage itself is the news
+            log.warning("that %s is damaged was not noted in the store: %s", self.ref, error)
         self._standing = None
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from ckptstore.document import Decoder
-from ckptstore.errors import IntegrityError
+from ckptstore.errors import IntegrityError, printable
 from ckptstore.layout import Name
 from ckptstore.manifest import FORMAT, FileEntry, is_digest
 from ckptstore.version import __version__
@@ -242,7 +242,9 @@ def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
     if record.format != FORMAT:
         _check_format(data, what)
     if (record.name, record.run, record.step, record.seq) != (str(name), run, name.step, name.seq):
-        raise IntegrityError(f"{what} is about another checkpoint: {record.run}/{record.name!r}")
+        raise IntegrityError(
+            f"{what} is about another checkpoint: {printable(f'{record.run}@{record.name}')}"
+        )
     if isinstance(record, Commit):
         unknown = sorted(set(record.requires) - KNOWN_FEATURES)
         if unknown:
@@ -287,7 +289,15 @@ def timestamp() -> str:
 
 def finite(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
     """The metrics that are finite numbers; NaN and infinities have no place in a record."""
-    return {k: float(v) for k, v in metrics if math.isfinite(v)}
+    kept = {}
+    for key, value in metrics:
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            continue
+        if math.isfinite(number):
+            kept[key] = number
+    return kept
 
 
 def writer_here(writer_id: str) -> Writer:

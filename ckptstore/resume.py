@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckptstore.catalog import Found
 from ckptstore.errors import IntegrityError, NotFoundError
-from ckptstore.layout import Name
+from ckptstore.layout import Name, RunKeys
 from ckptstore.maintenance.verify import verify
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Void
@@ -92,6 +92,7 @@ def plan_resume(
     catalog = store.catalog
     catalog.require_run(run)
     unfinished = set(catalog.directories(run))
+    leased = {held.name for held in catalog.leases(run)}
     names = catalog.record_names(run)
     trashed = set(catalog.trash_names(run))
     passed: list[PassedOver] = []
@@ -100,8 +101,13 @@ def plan_resume(
     for name in sorted(set(names) | unfinished, reverse=True):
         found = catalog.find(run, name) if name in set(names) else None
         if found is None or isinstance(found.record, Void):
-            if name not in trashed and name in unfinished:
-                passed.append(PassedOver(name, "was never committed"))
+            if name in trashed or name not in unfinished:
+                continue
+            # A save keeps its lease until its record exists, so a complete directory without
+            # either has lost its record.
+            lost = found is None and name not in leased and _has_manifest(store, run, name)
+            commits += lost
+            passed.append(PassedOver(name, "has lost its record" if lost else _NEVER))
             continue
         commits += 1
         if chosen is not None:
@@ -115,6 +121,13 @@ def plan_resume(
     if chosen is not None:
         passed = [p for p in passed if p.name > chosen.name]
     return ResumePlan(run, chosen, tuple(passed), commits)
+
+
+_NEVER = "was never committed"
+
+
+def _has_manifest(store: Store, run: str, name: Name) -> bool:
+    return store.backend.stat(RunKeys(run).manifest(name)) is not None
 
 
 def plan_from(store: Store, ref: Ref, *, deep: bool = False) -> ResumePlan:

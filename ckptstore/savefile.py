@@ -26,8 +26,10 @@ class SaveFile(io.RawIOBase):
         *,
         executable: bool,
         complete: Callable[[FileEntry, int], None],
+        given_up: Callable[[str], None],
     ) -> None:
         super().__init__()
+        self._tell_given_up = given_up
         self._complete = complete
         self._path = path
         self._writer = writer
@@ -87,6 +89,7 @@ class SaveFile(io.RawIOBase):
         """Close it without making it part of the checkpoint."""
         self._given_up = True
         self.close()
+        self._tell_given_up(self._path)
 
     def __exit__(
         self,

@@ -10,18 +10,25 @@ Before the record there is no checkpoint; with it, all of it is there.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from ckptstore import document
 from ckptstore.catalog import Catalog
 from ckptstore.errors import (
+    CancelledError,
     CkptError,
+    IntegrityError,
     NoSpaceError,
     UsageError,
     VoidedError,
@@ -33,7 +40,7 @@ from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step, check_tag
 from ckptstore.leases import LeaseKeeper
 from ckptstore.manifest import FORMAT, FileEntry, Manifest
-from ckptstore.records import BestRule, Commit, ManifestPin, finite, timestamp, writer_here
+from ckptstore.records import BestRule, Commit, ManifestPin, Void, finite, timestamp, writer_here
 from ckptstore.savefile import SaveFile
 from ckptstore.transfer import Moved, Mover, ProgressCallback, SourceFile, SourceIdentity, Transfer
 from ckptstore.voiding import discard, ensure_void
@@ -66,6 +73,30 @@ class SaveOptions:
     cancel: threading.Event | None = None
     keep_partial: bool = False
 
+    def check(self) -> None:
+        """Refuse what could not be committed in the end.
+
+        Raises:
+            UsageError: a tag cannot be one, or the metadata is no JSON object.
+        """
+        for tag in self.tags:
+            check_tag(tag)
+        self.json_metadata()
+
+    def json_metadata(self) -> dict[str, Any]:
+        """The metadata as it will be read back.
+
+        Raises:
+            UsageError: it is no JSON object, or holds NaN or an infinity.
+        """
+        try:
+            text = json.dumps((dict(self.metadata), list(self.metrics)), allow_nan=False)
+            metadata: dict[str, Any] = json.loads(text)[0]
+            msgspec.json.encode((metadata, list(self.metrics)))  # also refuses what is no text
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise UsageError(f"the metadata cannot be stored as JSON: {error}") from error
+        return metadata
+
 
 class Save:
     """A save under way: a context manager that commits on success.
@@ -83,7 +114,8 @@ class Save:
         self, catalog: Catalog, run: str, step: int, options: SaveOptions | None = None
     ) -> None:
         self._options = options or SaveOptions()
-        self._tags = tuple(sorted({check_tag(tag) for tag in self._options.tags}))
+        self._options.check()
+        self._metadata = self._options.json_metadata()
         self.run = check_run(run)
         check_step(step)
         self._catalog = catalog
@@ -100,6 +132,7 @@ class Save:
         self._empty: list[str] = []
         self._open: set[str] = set()
         self._ended = False
+        self._forgotten = weakref.finalize(self, _warn_forgotten, f"{run}@{step}", self._lease)
         self.sent_bytes = 0
         self.committed: Commit | None = None
 
@@ -185,7 +218,9 @@ class Save:
             self._open.add(path)
         key = self._keys.file(self.name, path)
         writer = self._backend.open_writer(key, executable=executable)
-        return SaveFile(writer, path, executable=executable, complete=self.complete)
+        return SaveFile(
+            writer, path, executable=executable, complete=self.complete, given_up=self._forget
+        )
 
     def add_empty_directory(self, path: str) -> None:
         """Keep a directory that holds nothing."""
@@ -227,6 +262,10 @@ class Save:
             self.sent_bytes += written
         self._lease.completed([entry])
 
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            self._open.discard(path)
+
     def _check_running(self) -> None:
         if self._ended:
             raise UsageError("the save has ended")
@@ -247,19 +286,37 @@ class Save:
         if self._open:
             raise UsageError(f"{printable(min(self._open))!r} is still open in the save")
         manifest = Manifest.build(
-            self.run, self.name, self._entries.values(), self._empty, dict(self._options.metadata)
+            self.run, self.name, self._entries.values(), self._empty, self._metadata
         )
         data = manifest.encode()
         for path in manifest.empty_directories:
             self._backend.make_directory(self._keys.file(self.name, path))
         self._write_whole(self._keys.manifest(self.name), data)
+        self._check_arrived(manifest)
+        if self._options.cancel is not None and self._options.cancel.is_set():
+            raise CancelledError("cancelled")
         self._backend.sync(self._directories(manifest))
         commit = self._record(manifest, data)
         self._create_record(commit)
         self._ended = True
+        self._forgotten.detach()
         self.committed = commit
         self._after_commit()
         return commit
+
+    def _check_arrived(self, manifest: Manifest) -> None:
+        """Compare what the storage lists with what shall be committed."""
+        root = self._keys.directory(self.name)
+        listed = {e.key: e.size for e in self._backend.list(root, recursive=True)}
+        for entry in manifest.files:
+            size = listed.get(f"{root}/{entry.path}")
+            if size != entry.size:
+                self._check_not_voided()
+                found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
+                raise IntegrityError(
+                    f"{printable(entry.path)} {found} although it was stored: nothing is committed",
+                    hint="check the storage; did something delete from it?",
+                )
 
     def _write_whole(self, key: str, data: bytes) -> None:
         writer = self._backend.open_writer(key)
@@ -303,7 +360,7 @@ class Save:
             parent=parent.name if parent is not None else None,
             metrics=finite(options.metrics.items()),
             best=options.best or (parent.best if parent is not None else None),
-            tags=self._tags,
+            tags=tuple(sorted(set(options.tags))),
         )
 
     def _create_record(self, commit: Commit) -> None:
@@ -317,20 +374,31 @@ class Save:
                 raise
             created = True
         if not created:
-            raise VoidedError(
-                f"the save of {self.run}@{self.name.step} ({self.name}) was given up by someone "
-                "else while it was under way",
-                hint="it took longer than its lease, or a later save took it over: save again",
-            )
+            raise self._voided()
         self._backend.sync([self._keys.commits, self.run])
+
+    def _check_not_voided(self) -> None:
+        found = self._catalog.find(self.run, self.name)
+        if found is not None and isinstance(found.record, Void):
+            raise self._voided()
+
+    def _voided(self) -> VoidedError:
+        return VoidedError(
+            f"the save of {self.run}@{self.name.step} ({self.name}) was given up by someone else "
+            "while it was under way",
+            hint="it took longer than its lease, or a later save took it over: save again",
+        )
 
     def _after_commit(self) -> None:
         """The checkpoint exists; what is left to do may fail without harm."""
         try:
             self._backend.set_hint(self._keys.latest, str(self.name))
+        except CkptError as error:
+            log.warning("%s does not name the newest checkpoint: %s", self._keys.latest, error)
+        try:
             self._lease.release()
         except CkptError as error:
-            log.warning("after committing %s@%s: %s", self.run, self.name.step, error)
+            log.warning("the lease of %s@%s stays for gc: %s", self.run, self.name.step, error)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End the save without a checkpoint.
@@ -341,7 +409,9 @@ class Save:
         if self._ended:
             return
         self._ended = True
+        self._forgotten.detach()
         keep = self._options.keep_partial and not isinstance(error, NoSpaceError | VoidedError)
+        self._lease.stop()
         try:
             if keep and self._entries:
                 self._lease.abandon()
@@ -369,3 +439,10 @@ class Save:
         except BaseException as failure:
             self.abort(failure)
             raise
+
+
+def _warn_forgotten(what: str, lease: LeaseKeeper) -> None:
+    """A save that was neither committed nor aborted when it was collected, or at exit."""
+    log.error("the save of %s was never committed: there is no such checkpoint", what)
+    with suppress(CkptError):
+        lease.abandon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -85,6 +86,8 @@ def scan(directory: str | os.PathLike[str]) -> Scan:
         ConflictError: symbolic links lead outside, nowhere or in circles; the message names them.
         UsageError: a name cannot be stored, or something is neither file nor directory.
     """
+    if not os.fspath(directory):
+        raise UsageError("the source directory is an empty text")
     root = os.path.realpath(directory)
     if not os.path.isdir(root):
         what = "is not a directory" if os.path.exists(root) else "does not exist"
@@ -172,7 +175,7 @@ class _Walk:
         try:
             real = os.path.realpath(place, strict=True)
         except OSError as error:
-            circular = os.path.islink(place) and not isinstance(error, FileNotFoundError)
+            circular = error.errno == errno.ELOOP
             self._bad_links.append(f"{shown} ({'circular' if circular else 'dangling'})")
             return
         if real != self._root and not real.startswith(f"{self._root}/"):

@@ -189,6 +189,8 @@ class Store:
         """
         if (step is None) == (name is None):
             raise UsageError("give either a step or a name")
+        if step is not None:
+            check_step(step)
         return self.resolve(Ref(None, check_run(run), str(step) if name is None else name))
 
     def resolve(self, ref: Ref) -> Checkpoint:
@@ -233,12 +235,10 @@ class Store:
         return self._checkpoint(run, found)
 
     def _with_step(self, run: str, step: int) -> Checkpoint:
-        names = self.catalog.record_names(run)
-        for name in reversed([n for n in names if n.step == step]):
-            found = self.catalog.find(run, name)
-            if found is not None and not isinstance(found.record, Void):
-                return self._checkpoint(run, found)
-        steps = sorted({n.step for n in names})
+        found = self._newest_with_step(run, step)
+        if found is not None:
+            return self._checkpoint(run, found)
+        steps = sorted({n.step for n in self.catalog.record_names(run)})
         near = sorted(steps, key=lambda s: (abs(s - step), s))[:5]
         hint = f"near it: {', '.join(map(str, sorted(near)))}" if near else None
         raise NotFoundError(f"run {run!r} in {self.uri} has no step {step}", hint=hint)
@@ -251,9 +251,17 @@ class Store:
                 hint=found.problem.hint
                 or f"what is intact: ckpt resume-info {run}@latest --store {self.uri}",
             )
-        newer = [n for n in self.catalog.record_names(run) if n.step == found.name.step]
-        newest = {found.name.step: newer[-1] if newer else found.name}
-        return Checkpoint(self.catalog, run, found.commit, ref=ref_of(run, found.name, newest))
+        newest = self._newest_with_step(run, found.name.step)
+        names = {found.name.step: newest.name} if newest is not None else {}
+        return Checkpoint(self.catalog, run, found.commit, ref=ref_of(run, found.name, names))
+
+    def _newest_with_step(self, run: str, step: int) -> Found | None:
+        for name in reversed(self.catalog.record_names(run)):
+            if name.step == step:
+                found = self.catalog.find(run, name)
+                if found is not None and not isinstance(found.record, Void):
+                    return found
+        return None
 
     def rows(self, run: str | None = None, *, everything: bool = False) -> Sequence[Row]:
         """A listing for people: see :func:`ckptstore.listing.rows`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from ckptstore.errors import UsageError, printable
 from ckptstore.layout import Name, check_run, check_step, check_tag
@@ -78,7 +78,8 @@ class StoreURI:
         query = f"?{urlencode(self.options)}" if self.options else ""
         if self.scheme == "file" and not query:
             return self.path
-        return f"{self.scheme}://{self.path}{query}"
+        path = quote(self.path) if self.scheme == "file" else self.path
+        return f"{self.scheme}://{path}{query}"
 
 
 def redact(text: str) -> str:
@@ -107,7 +108,8 @@ class Ref:
     def step(self) -> int | None:
         """The step, when the selector is one."""
         selector = self.selector or ""
-        return int(selector) if selector.isascii() and selector.isdigit() else None
+        is_number = selector.isascii() and selector.isdigit() and len(selector) <= 18
+        return int(selector) if is_number else None
 
     @property
     def name(self) -> Name | None:
@@ -137,6 +139,9 @@ def parse_ref(text: str, *, selector_optional: bool = False) -> Ref:
     store, slash, last = body.rpartition("/")
     run, at, selector = last.partition("@")
     form = "RUN@STEP, RUN@latest, RUN@best, RUN@TAG or RUN@NAME, alone or behind a store and a '/'"
+    scheme = _SCHEME.match(body)
+    if scheme is not None and len(store) < scheme.end():
+        raise UsageError(f"{redact(text)!r} names no store before the run", hint=f"a REF is {form}")
     if not run or (not selector and (at or not selector_optional)):
         raise UsageError(f"{redact(text)!r} does not name a checkpoint", hint=f"a REF is {form}")
     check_run(run)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.completion import complete_ref
 from cli.options import (
     DryRunOption,
     JsonOption,
@@ -15,7 +16,6 @@ from cli.options import (
     StoreOption,
     YesOption,
     command,
-    complete_ref,
     open_ref,
     store_and_run,
 )
@@ -55,6 +55,7 @@ def delete(
     otherwise; a pinned one is always kept. `ckpt undelete` brings one back, `ckpt gc` removes what
     has been in the trash for long enough.
     """
+    from ckptstore.deleting import check_guards
     from cli.output import Output, size
 
     out = Output(json, quiet)
@@ -64,6 +65,9 @@ def delete(
     if (force or seconds == 0) and not yes and not dry_run and _interactive():
         names = ", ".join(checkpoint.ref for _, checkpoint in found)
         typer.confirm(f"delete {names}?", abort=True, err=True)
+    if not dry_run:  # all or nothing, as far as can be told beforehand
+        for opened, checkpoint in found:
+            check_guards(opened.catalog, checkpoint, force)
     for opened, checkpoint in found:
         if dry_run:
             from ckptstore.runview import RunView
@@ -84,7 +88,9 @@ def delete(
 
 
 def _interactive() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    from cli.output import is_terminal
+
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 
 @command
@@ -133,9 +139,7 @@ def gc(
 
     out = Output(json, quiet)
     opened, run = store_and_run(first, second, store)
-    result = collect(
-        opened.catalog, run, grace=grace_or_setting(grace), force=force, dry_run=dry_run
-    )
+    result = collect(opened, run, grace=grace_or_setting(grace), force=force, dry_run=dry_run)
     if json:
         out.document(
             [

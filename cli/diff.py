@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from cli.completion import complete_ref
 from cli.options import (
     JsonOption,
     QuietOption,
     StoreOption,
     command,
-    complete_ref,
     open_ref,
 )
 

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from cli import deleting, diff, listing, marking, pull, push, resume_info, setup, show, verify
+from cli.completion import rejoin_words
 
+rejoin_words()
 app = typer.Typer(
     name="ckpt",
     help="A checkpoint store that does not lose checkpoints.",

@@ -7,30 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
+
+from cli.completion import complete_ref
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
     from ckptstore.uri import Ref
 
 P = ParamSpec("P")
-
-
-def complete_ref(incomplete: str) -> list[str]:
-    """REFs of the configured store that begin with what was typed."""
-    from ckptstore.errors import CkptError
-
-    try:
-        store = open_store(None)
-        run, at, _ = incomplete.partition("@")
-        if not at:
-            return [f"{name}@" for name in store.runs() if name.startswith(run)]
-        steps = {name.step for name in store.catalog.record_names(run)}
-        return [f"{run}@{s}" for s in ["latest", "best", *sorted(steps, reverse=True)]]
-    except (CkptError, OSError):
-        return []
 
 
 RefArgument = Annotated[
@@ -64,29 +52,44 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from ckptstore.errors import CkptError
+        from ckptstore.errors import CkptError, from_os_error
         from cli.output import show_error
 
         signal.signal(signal.SIGTERM, _terminate)
+        for stream in (sys.stdout, sys.stderr):  # file names need not be text
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             function(*args, **kwargs)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except CkptError as error:
             show_error(str(error), error.hint)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            show_error("interrupted")
             raise typer.Exit(130) from None
         except BrokenPipeError:  # `ckpt list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(141) from None
+        except OSError as error:  # all others were translated where they happened
+            _drop_stdout()
+            translated = from_os_error(error, "standard output")
+            show_error(str(translated))
+            raise typer.Exit(translated.exit_code) from None
 
     return run
 
 
+def _drop_stdout() -> None:
+    """What is still buffered cannot be written; do not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _terminate(signum: int, frame: Any) -> NoReturn:
     del signum, frame
-    print("terminated", file=sys.stderr)
+    if sys.stderr is not None:
+        print("error: terminated", file=sys.stderr)
     raise SystemExit(143)
 
 

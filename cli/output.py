@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from ckptstore.errors import printable
 from ckptstore.transfer.mover import ProgressCallback
@@ -29,22 +29,22 @@ class Output:
 
     def document(self, value: Any) -> None:
         """The JSON document of the command."""
-        print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+        print(json.dumps(value, indent=2 if is_terminal(sys.stdout) else None))
 
     def line(self, text: str) -> None:
         """A line that tells what was done; it is not data."""
         if not self.quiet and not self.json:
-            print(text)
+            print(printable(text))
 
     def note(self, text: str) -> None:
         """A remark beside the data."""
         if not self.quiet:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[ProgressCallback | None]:
         """A progress bar of ``total`` bytes with rate and time left; ``None`` shows nothing."""
-        if self.quiet or not self.progress or not sys.stderr.isatty() or total == 0:
+        if self.quiet or not self.progress or not is_terminal(sys.stderr) or total == 0:
             yield None
             return
         from rich.console import Console
@@ -76,7 +76,7 @@ class Output:
         On a terminal aligned, without the columns that are empty in every row; in a pipe all
         columns, tab-separated, without a header.
         """
-        if not sys.stdout.isatty():
+        if not is_terminal(sys.stdout):
             for row in rows:
                 print("\t".join(printable(cell) for cell in row))
             return
@@ -107,11 +107,16 @@ _STYLES = {
 }
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether it is a terminal; a closed stream is ``None`` in Python."""
+    return stream is not None and stream.isatty()
+
+
 def show_error(message: str, hint: str | None = None) -> None:
     """The error on stderr, and after a blank line what to do about it."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
+        print(f"\nhint: {printable(hint)}", file=sys.stderr)
 
 
 def size(count: int) -> str:

@@ -51,4 +51,4 @@ def config(json: JsonOption = False, quiet: QuietOption = False) -> None:
         for s in settings
     ]
     out.table(["KEY", "VALUE", "FROM", "NOTE"], rows)
-    out.note(f"\nfiles: {PROJECT_FILE}, {user_file()}")
+    out.note(f"files: {PROJECT_FILE}, {user_file()}")

@@ -15,6 +15,7 @@ def show(
     """Show one checkpoint: its record, its metadata and its files."""
     import json as json_module
 
+    from ckptstore.errors import printable
     from cli.output import Output, numbers, plural, size
 
     out = Output(json, quiet)
@@ -65,10 +66,10 @@ def show(
     if checkpoint.path is not None:
         facts.append(("path", checkpoint.path))
     for label, value in facts:
-        print(f"{label:<9} {value}")
+        print(f"{label:<9} {printable(value)}")
     for note in standing.damage:
         where = f", bytes {note.offset}-{note.offset + note.length - 1}" if note.length else ""
-        print(f"damage    {note.path}{where}: {note.reason}")
+        print(f"damage    {printable(f'{note.path}{where}: {note.reason}')}")
     print()
     rows = [
         [size(e.size), e.digest[:16], e.path + (" (executable)" if e.exec else "")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.completion import complete_ref
 from cli.options import (
     JsonOption,
     NoProgressOption,
@@ -14,7 +15,6 @@ from cli.options import (
     StoreOption,
     ThreadsOption,
     command,
-    complete_ref,
     open_ref,
     open_store,
 )
@@ -113,7 +113,7 @@ class _Target:
 
     def __init__(self, opened: Any, checkpoint: Any, run: str | None) -> None:
         self.uri: str = opened.uri
-        self._catalog = opened.catalog
+        self._store = opened
         self._checkpoint = checkpoint
         self._run = run
         self.size: int = checkpoint.size if checkpoint else sum(r.size for r in opened.rows(run))
@@ -126,7 +126,7 @@ class _Target:
             return [check(self._checkpoint, deep=deep, threads=threads, progress=progress)]
         assert self._run is not None
         return list(
-            verify_run(self._catalog, self._run, deep=deep, threads=threads, progress=progress)
+            verify_run(self._store, self._run, deep=deep, threads=threads, progress=progress)
         )
 
 

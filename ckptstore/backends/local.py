@@ -121,7 +121,13 @@ class LocalBackend(Backend):
         pending = [prefix]
         while pending:
             directory = pending.pop()
-            with os.scandir(self._path(directory)) as entries:
+            try:
+                entries = os.scandir(self._path(directory))
+            except FileNotFoundError:
+                if directory == prefix:
+                    raise
+                continue  # deleted meanwhile
+            with entries:
                 for entry in entries:
                     key = f"{directory}/{entry.name}" if directory else entry.name
                     is_directory = entry.is_dir(follow_symlinks=False)
@@ -145,7 +151,10 @@ class LocalBackend(Backend):
         except OSError as error:
             raise open_error(error, path) from error
         try:
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            if not stat_module.S_ISREG(status.st_mode):
+                raise IntegrityError(f"{printable(path)} is not a file")
+            size = status.st_size
             if size > limit:
                 raise IntegrityError(f"{printable(path)} is {size} bytes long, over {limit}")
             data = os.read(fd, size + 1)
@@ -218,19 +227,29 @@ class LocalBackend(Backend):
                 os.rename(path, aside)
             except FileNotFoundError:
                 return False
-            with open(aside, "rb") as f:
-                same = f.read(len(data) + 1) == data
-            if not same:
-                try:
-                    os.link(aside, path)
-                except FileExistsError:
-                    raise TemporaryError(
-                        f"{printable(path)} was replaced while it was looked at",
-                        hint=f"what it was is kept in {aside}",
-                    ) from None
-            os.unlink(aside)
+            try:
+                with open(aside, "rb") as f:
+                    same = f.read(len(data) + 1) == data
+            except OSError:
+                self._put_back(aside, path)
+                raise
+            if same:
+                os.unlink(aside)
+            else:
+                self._put_back(aside, path)
             sync_directory(directory)
             return same
+
+    @staticmethod
+    def _put_back(aside: str, path: str) -> None:
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            raise TemporaryError(
+                f"{printable(path)} was replaced while it was looked at",
+                hint=f"what it was is kept in {printable(aside)}",
+            ) from None
+        os.unlink(aside)
 
     def make_directory(self, key: str) -> bool:
         """See :class:`Backend`."""
@@ -317,7 +336,11 @@ class LocalBackend(Backend):
         temporary = temporary_path(os.path.dirname(path))
         with translate_os_errors(path):
             os.symlink(target, temporary)
-            os.rename(temporary, path)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                os.unlink(temporary)
+                raise
 
     def clock(self) -> float:
         """See :class:`Backend`."""
@@ -325,7 +348,6 @@ class LocalBackend(Backend):
         with translate_os_errors(self.root):
             fd = os.open(temporary, CREATE, 0o600)
             try:
-                os.write(fd, b"\n")
                 return os.fstat(fd).st_mtime
             finally:
                 os.close(fd)

@@ -172,8 +172,12 @@ def make_directories(path: str) -> None:
         return
     parent = os.path.dirname(path)
     make_directories(parent)
-    with suppress(FileExistsError):
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    else:
         sync_directory(parent)
 
 

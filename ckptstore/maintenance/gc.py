@@ -17,6 +17,7 @@ from ckptstore.errors import ConflictError, IntegrityError
 from ckptstore.layout import Name, RunKeys, is_temporary
 from ckptstore.leases import is_live
 from ckptstore.records import Trash, Void
+from ckptstore.store import Store
 from ckptstore.voiding import discard
 
 
@@ -56,7 +57,7 @@ class GcResult:
 
 
 def gc(
-    catalog: Catalog,
+    store: Store,
     run: str | None = None,
     *,
     grace: float = DEFAULT_GRACE,
@@ -66,7 +67,7 @@ def gc(
     """Remove what no checkpoint, no living save and no grace period needs any more.
 
     Args:
-        catalog: The store.
+        store: The store.
         run: Only this run.
         grace: Seconds, by the store's clock, that a dead save is left alone.
         force: Also where the storage cannot create exclusively, and where there are directories
@@ -77,6 +78,7 @@ def gc(
         NotFoundError: there is no such store or run.
         ConflictError: the store looks as if it had lost its records; nothing was touched.
     """
+    catalog = store.catalog
     catalog.require_deletable()
     if not catalog.backend.capabilities.exclusive_create and not force:
         raise ConflictError(
@@ -103,6 +105,7 @@ class _Collection:
         self.now = now
         self.grace = grace
         self.dry_run = dry_run
+        self.collected: set[Name] = set()
 
     def run(self, force: bool) -> Iterator[GcAction]:
         directories = self.catalog.directories(self.name)
@@ -120,7 +123,7 @@ class _Collection:
             if name not in trash:
                 yield from self._directory(name, records.get(name), newest_lease.get(name))
         for name, record in trash.items():
-            yield from self._trashed(name, record, name in directories)
+            yield from self._trashed(name, record, name in directories, records.get(name))
         for held in leases:
             yield from self._lease(held, held.name in directories, records.get(held.name))
         for key in (self.name, self.keys.commits, self.keys.trash, self.keys.leases):
@@ -159,11 +162,15 @@ class _Collection:
         else:
             reason = "it was given up"
         if self.dry_run or discard(self.catalog, self.name, name, "collected: unfinished save"):
+            self.collected.add(name)
             yield GcAction(key, True, reason, size)
         else:
             yield GcAction(key, False, "it was committed meanwhile", size)
 
-    def _trashed(self, name: Name, trash: Trash | None, has_files: bool) -> Iterator[GcAction]:
+    def _trashed(
+        self, name: Name, trash: Trash | None, has_files: bool, found: Found | None
+    ) -> Iterator[GcAction]:
+        has_files = has_files and (found is None or isinstance(found.record, Void))
         key = self.keys.directory(name) if has_files else self.keys.trash_record(name)
         if trash is None:
             yield GcAction(key, False, "its trash record cannot be read")
@@ -178,6 +185,10 @@ class _Collection:
             size = sum(e.size for e in listed)
         if left > 0:
             yield GcAction(key, False, f"in the trash for another {_age(left)}", size)
+        elif found is not None and not isinstance(found.record, Void):
+            if not self.dry_run:
+                self.catalog.backend.delete([key])
+            yield GcAction(key, True, "its checkpoint is not deleted")
         elif self.dry_run or purge(self.catalog, self.name, name, "its time in the trash is over"):
             yield GcAction(key, True, "its time in the trash is over", size)
         else:
@@ -189,8 +200,7 @@ class _Collection:
         """A lease whose save has ended; the one of a dead save goes with its directory."""
         if is_live(held, self.now):
             return
-        gone = self.catalog.backend.stat(self.keys.directory(held.name)) is None
-        if found is None and has_directory and not gone:
+        if found is None and has_directory and held.name not in self.collected:
             return
         if not self.dry_run:
             self.catalog.backend.delete([held.key])

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckptstore.catalog import Catalog
-from ckptstore.errors import AccessDeniedError, Damage, IntegrityError
+from ckptstore.errors import CkptError, Damage
 from ckptstore.layout import MANIFEST, RunKeys
 from ckptstore.listing import ref_of
 from ckptstore.marks import note_verified
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Void
 from ckptstore.runview import RunView
+from ckptstore.store import Store
 from ckptstore.transfer import Mover, OnMismatch, ProgressCallback
 
 log = logging.getLogger(__name__)
@@ -93,19 +93,19 @@ def _extra(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _leave_mark(checkpoint: Checkpoint, result: CheckResult, deep: bool) -> None:
+    if not result.ok:
+        checkpoint.report_damage(result.damage, deep=deep)
+        return
     try:
-        if result.ok:
-            note_verified(
-                checkpoint.catalog, checkpoint.run, checkpoint.name, result.checked_bytes, deep=deep
-            )
-        else:
-            checkpoint.report_damage(result.damage, deep=deep)
-    except (AccessDeniedError, IntegrityError) as error:
-        log.warning("the result for %s was not noted: %s", result.ref, error)
+        note_verified(
+            checkpoint.catalog, checkpoint.run, checkpoint.name, result.checked_bytes, deep=deep
+        )
+    except CkptError as error:  # a store that can only be read can still be verified
+        log.warning("that %s is intact was not noted in the store: %s", result.ref, error)
 
 
 def verify_run(
-    catalog: Catalog,
+    store: Store,
     run: str,
     *,
     deep: bool = False,
@@ -114,6 +114,7 @@ def verify_run(
     cancel: threading.Event | None = None,
 ) -> Iterator[CheckResult]:
     """Verify every commit of a run, records that cannot be read and marks included."""
+    catalog = store.catalog
     view = RunView.of(catalog, run)
     newest = {name.step: name for name, _ in view.commits}
     for found in view.found:

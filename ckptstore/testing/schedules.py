@@ -122,26 +122,18 @@ class Exploration:
     """What was tried.
 
     Attributes:
-        states: Distinct states that were looked at.
-        schedules: Complete schedules that were run to their end.
-        complete: Whether every reachable state was looked at.
+        states: States that were looked at.
+        schedules: Schedules that were run to their end.
         outcomes: How the actors ended, for each complete schedule (distinct ones).
     """
 
     states: int = 0
     schedules: int = 0
-    complete: bool = True
     outcomes: set[tuple[str, ...]] = field(default_factory=set)
 
 
 def explore(
-    start: Space,
-    actors: Sequence[Actor],
-    check: Check,
-    *,
-    clock: Callable[[], float],
-    limit: int | None = None,
-    seed: int = 0,
+    start: Space, actors: Sequence[Actor], check: Check, *, clock: Callable[[], float]
 ) -> Exploration:
     """Run the actors in every order, checking each state on the way.
 
@@ -150,8 +142,6 @@ def explore(
         actors: What runs at the same time.
         check: Called with every state.
         clock: The store's clock.
-        limit: Look at this many states at most, in an order that follows from ``seed``.
-        seed: See ``limit``.
 
     Raises:
         AssertionError: ``check`` found something wrong; the message holds the schedule.
@@ -159,15 +149,57 @@ def explore(
     found = Exploration()
     seen: set[tuple[object, ...]] = set()
     pending: list[tuple[int, ...]] = [()]
-    rng = random.Random(seed)  # noqa: S311 - a reproducible order, no secret
     while pending:
-        if limit is not None and found.states >= limit:
-            found.complete = False
-            break
-        at = rng.randrange(len(pending)) if limit is not None else len(pending) - 1
-        pending[at], pending[-1] = pending[-1], pending[at]
         pending += _advance(start, actors, check, clock, pending.pop(), seen, found)
     return found
+
+
+def sample(
+    start: Space,
+    actors: Sequence[Actor],
+    check: Check,
+    *,
+    clock: Callable[[], float],
+    runs: int,
+    seed: int = 0,
+) -> Exploration:
+    """Like :func:`explore`, but only ``runs`` random schedules, each to its end.
+
+    How readily a schedule goes from one actor to another differs from run to run, so that both
+    long uninterrupted stretches and close interleavings occur.
+    """
+    found = Exploration()
+    rng = random.Random(seed)  # noqa: S311 - a reproducible order, no secret
+    for _ in range(runs):
+        space = start.copy()
+        running = [_Running(space, clock, actor) for actor in actors]
+        try:
+            restless = rng.choice((0.05, 0.2, 0.5, 1.0))
+            current, schedule = rng.randrange(len(actors)), []
+            while alive := [i for i, one in enumerate(running) if not one.ended]:
+                if current not in alive or rng.random() < restless:
+                    current = rng.choice(alive)
+                running[current].step()
+                schedule.append(current)
+                found.states += 1
+                _check(space, running, check, schedule)
+            found.schedules += 1
+            found.outcomes.add(tuple(one.seen[-1] for one in running))
+        finally:
+            for one in running:
+                one.stop()
+    return found
+
+
+def _check(
+    space: Space, running: Sequence[_Running], check: Check, schedule: Sequence[int]
+) -> None:
+    for one in running:
+        if one.error is not None:
+            raise one.error
+    problem = check(space)
+    log = [one.seen for one in running]
+    assert problem is None, f"{problem}; schedule {schedule}, answers {log}"
 
 
 def _advance(
@@ -190,12 +222,7 @@ def _advance(
             return []
         seen.add(signature)
         found.states += 1
-        for one in running:
-            if one.error is not None:
-                raise one.error
-        problem = check(space)
-        log = [one.seen for one in running]
-        assert problem is None, f"{problem}; schedule {schedule}, answers {log}"
+        _check(space, running, check, schedule)
         alive = [i for i, one in enumerate(running) if not one.ended]
         if not alive:
             found.schedules += 1

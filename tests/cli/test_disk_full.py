@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import ckpt, ckpt_process, contents, directory_of, fill, names_of, overwrite
+from tests.cli.support import ckpt, ckpt_process, contents, directory_of, fill, overwrite
 
 MIB = 1024 * 1024
 
@@ -114,19 +114,6 @@ def test_reading_on_a_full_disk(place: Path, small: Path) -> None:
     ckpt("pull", f"{store}/gsm8k@2", place / "again").failed(5, "is damaged")
     assert "takes gsm8k@1" in ckpt("resume-info", f"{store}/gsm8k@latest").ok().out
     filler.unlink()
-
-
-def test_gc_works_when_not_one_block_is_free(place: Path, small: Path) -> None:
-    """Else nothing but deleting by hand gets a store out of a disk that others filled up."""
-    store = small / "store"
-    for step in (1, 2):
-        source = fill(place / f"in{step}", {"a.bin": os.urandom(MIB)})
-        ckpt("push", source, f"{store}/gsm8k@{step}").ok()
-    ckpt("delete", f"{store}/gsm8k@1", "--grace", "0").ok()
-    _fill_up(small)
-    ckpt("gc", store).ok()
-    ckpt("verify", store, "--deep").ok()
-    assert len([n for n in names_of(store) if "-step-00000001-" in n]) == 1  # the void
 
 
 def test_a_pull_onto_a_full_disk(place: Path, small: Path) -> None:

@@ -55,7 +55,7 @@ def test_sixteen_processes_push_to_one_run_while_others_delete_and_collect(
                 store.delete(victim, grace=0)
             except ConflictError:
                 victims.insert(0, victim)  # still the newest of the run
-        gc(store.catalog)
+        gc(store)
         done, status = os.waitpid(-1, os.WNOHANG)
         if done:
             alive.discard(done)
@@ -64,7 +64,7 @@ def test_sixteen_processes_push_to_one_run_while_others_delete_and_collect(
     assert not failed
     while victims:
         store.delete(victims.pop(), grace=0)
-    gc(store.catalog, grace=0)
+    gc(store, grace=0)
 
     check_store(uri)
     check_clean(uri)
@@ -93,7 +93,7 @@ def do_something(store: Store, rng: random.Random, trees: Path) -> None:
         store.push(trees / str(rng.randrange(8)), RUN, rng.randrange(20))
         return
     if what == "gc":
-        gc(store.catalog)
+        gc(store)
         return
     ref = parse_ref(f"{RUN}@{rng.choice(store.rows(RUN, everything=True)).name}")
     if what == "delete":
@@ -130,5 +130,5 @@ def test_processes_that_save_delete_undelete_and_collect_at_random(tmp_path: Pat
     assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
     check_store(uri)
     store = ckptstore.open_store(str(uri))
-    gc(store.catalog, grace=0)
+    gc(store, grace=0)
     check_store(uri)

@@ -94,7 +94,7 @@ def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
         assert result.sent <= not_yet, f"killed at {point}: sent {result.sent}, of {not_yet}"
         assert result.created is (f"{RUN}@2" not in refs)
 
-        gc(store.catalog, grace=0)
+        gc(store, grace=0)
         assert f"{RUN}@2" in check_store(uri)
         check_clean(uri)
         check_pull(store, RUN, 2, tree, tmp_path / "pulled")
@@ -112,7 +112,8 @@ def test_gc_killed_anywhere_leaves_every_commit_whole(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         store.push(make_tree(tmp_path / f"t{step}", step), RUN, step, OPTIONS)
     store.delete(store.get(RUN, step=1), grace=0)
-    killed_at(push_counting_system_calls, before, make_tree(tmp_path / "t4", 4), 40)
+    killed_at(push_counting_system_calls, before, make_tree(tmp_path / "t4", 4), 30)
+    assert check_store(before) == [f"{RUN}@2", f"{RUN}@3"]
     point = 0
     while True:
         uri = tmp_path / "store"
@@ -121,11 +122,11 @@ def test_gc_killed_anywhere_leaves_every_commit_whole(tmp_path: Path) -> None:
 
         def collect(uri: Path = uri, point: int = point) -> None:
             Countdown(point).install()
-            gc(ckptstore.open_store(str(uri)).catalog, grace=0)
+            gc(ckptstore.open_store(str(uri)), grace=0)
 
         killed = os.WIFSIGNALED(run_in_child(collect))
         assert check_store(uri) == [f"{RUN}@2", f"{RUN}@3"]
-        gc(ckptstore.open_store(str(uri)).catalog, grace=0)
+        gc(ckptstore.open_store(str(uri)), grace=0)
         check_clean(uri)
         assert check_store(uri) == [f"{RUN}@2", f"{RUN}@3"]
         if not killed:
@@ -166,7 +167,7 @@ def test_a_delete_or_undelete_killed_anywhere_keeps_the_checkpoint_somewhere(
 
             killed = os.WIFSIGNALED(run_in_child(change))
             store = ckptstore.open_store(str(uri))
-            gc(store.catalog)
+            gc(store)
             states = {row.name: row.state for row in store.rows(everything=True)}
             assert states[name] in ("ok", "trashed"), f"killed at {point}: {states}"
             if states[name] == "trashed":
@@ -195,6 +196,6 @@ def test_the_command_killed_at_random_moments(tmp_path: Path) -> None:
         check_store(uri)
     subprocess.run([*command, f"{uri}/{RUN}@1000"], check=True, capture_output=True)
     store = ckptstore.open_store(str(uri))
-    gc(store.catalog, grace=0)
+    gc(store, grace=0)
     check_clean(uri)
     check_pull(store, RUN, 1000, tree, tmp_path / "pulled")

@@ -72,17 +72,17 @@ def test_a_writer_that_slept_through_lease_and_grace_fails_cleanly(tmp_path: Pat
     store.push(make_tree(tmp_path / "old", 2), RUN, 1)
     pid = sleeping_push(uri, tree, before_the_record())
 
-    kept = gc(store.catalog)
+    kept = gc(store)
     assert not kept.removed, "a live lease protects"
     age_everything(uri)
-    removed = gc(store.catalog)
+    removed = gc(store)
     assert next(a.reason for a in removed.removed).startswith(
         "an unfinished save that ended 3 days"
     )
 
     assert wake(pid) == ConflictError.exit_code
     assert check_store(uri) == [f"{RUN}@1"]
-    gc(store.catalog, grace=0)
+    gc(store, grace=0)
     check_clean(uri)
     assert store.push(tree, RUN, 2).created
     assert check_store(uri) == [f"{RUN}@1", f"{RUN}@2"]
@@ -103,12 +103,12 @@ def test_a_writer_that_sleeps_at_any_operation_while_gc_runs(tmp_path: Path) -> 
         except AssertionError:  # it came to its end before that many operations
             break
         age_everything(uri)
-        gc(store.catalog)
+        gc(store)
         code = wake(pid)
         committed = code == 0
         outcomes.add(code)
         assert check_store(uri) == [f"{RUN}@1"] + ([f"{RUN}@2"] if committed else [])
-        gc(store.catalog, grace=0)
+        gc(store, grace=0)
         check_clean(uri)
     assert 0 in outcomes
     assert ConflictError.exit_code in outcomes

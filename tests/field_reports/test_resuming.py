@@ -103,7 +103,7 @@ def test_the_best_is_remembered_over_a_restart(tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="best"):
         store.delete(best)
     store.delete(store.get(RUN, step=2), grace=0.0)
-    gc(store.catalog, grace=0.0)
+    gc(store, grace=0.0)
     assert open_store(root).resolve(parse_ref(f"{RUN}@best")).read_bytes("model.bin") == b"the best"
 
 
@@ -128,8 +128,8 @@ def test_deleting_in_a_run_touches_no_other_run(tmp_path: Path) -> None:
     before = contents(root / "first")
     store.delete(store.get("second", step=1), grace=0.0)
     store.delete(store.get("second", step=2), grace=0.0, force=True)
-    gc(store.catalog, "second", grace=0.0)
-    gc(store.catalog, grace=0.0)
+    gc(store, "second", grace=0.0)
+    gc(store, grace=0.0)
     assert contents(root / "first") == before
     assert verify(store.get("first", step=1), deep=True).ok
     assert steps(root, "second") == []
@@ -199,7 +199,7 @@ def test_directories_without_a_record_are_never_counted_or_resumed(tmp_path: Pat
     assert latest.step == 1
     with pytest.raises(ConflictError, match="newest"):
         store.delete(done)
-    result = gc(store.catalog, grace=0.0)
+    result = gc(store, grace=0.0)
     assert [a.key for a in result.removed] == [f"{RUN}/{torn.name}"]
     under_way.add_bytes("optimizer.bin", FILES["optimizer.bin"])  # a living save is never collected
     under_way.commit()
@@ -265,7 +265,7 @@ def test_names_that_look_like_patterns(tmp_path: Path) -> None:
     assert second.read_bytes("a[1].pt") == b"a[1].pt"
     assert ckpt("diff", f"{root}/{RUN}@2", source)[0] == 0
     store.delete(store.get(RUN, step=1), grace=0.0)
-    gc(store.catalog, grace=0.0)
+    gc(store, grace=0.0)
     assert verify(second, deep=True).ok
     assert contents(source) == files
     assert (tmp_path / "store" / "innocent").exists()
@@ -324,12 +324,10 @@ def test_what_a_dead_process_left_stops_nothing(tmp_path: Path) -> None:
     assert store.push(source, RUN, 3).created
     store.delete(store.get(RUN, step=1), grace=0.0)
     pull(store.get(RUN, step=3), tmp_path / "restored")
-    assert not [
-        a for a in gc(store.catalog).removed if "step-00000002" in a.key
-    ]  # within its grace
+    assert not [a for a in gc(store).removed if "step-00000002" in a.key]  # within its grace
     long_ago = time.time() - STALE_SECONDS - 1
     os.utime(leases[0], (long_ago, long_ago))
-    gc(store.catalog, grace=0.0)
+    gc(store, grace=0.0)
     assert list((root / RUN / "leases").iterdir()) == []
     assert not list((root / RUN).glob("*-step-00000002-*"))
     assert steps(root) == [3]
@@ -342,10 +340,10 @@ def test_a_lease_of_another_host_ends_by_itself(tmp_path: Path) -> None:
     under_way = store.save(RUN, 1)  # it lives, but it looks asleep: no heartbeat for half an hour
     under_way.add_bytes("model.bin", FILES["model.bin"])
     lease = next((root / RUN / "leases").iterdir())
-    assert gc(store.catalog, grace=0.0, force=True).removed == ()
+    assert gc(store, grace=0.0, force=True).removed == ()
     long_ago = time.time() - STALE_SECONDS - 1
     os.utime(lease, (long_ago, long_ago))
-    gc(store.catalog, grace=0.0, force=True)
+    gc(store, grace=0.0, force=True)
     with pytest.raises(ConflictError):  # the sleeper wakes: it can never commit what has gone
         under_way.commit()
     assert steps(root) == []
@@ -398,7 +396,7 @@ def test_storage_that_cannot_be_reached_is_never_an_empty_store(tmp_path: Path) 
         lambda: store.list(RUN),
         lambda: plan_resume(store, RUN),
         backend.store,
-        lambda: gc(store.catalog, grace=0.0),
+        lambda: gc(store, grace=0.0),
     ):
         with pytest.raises(TemporaryError):
             ask()

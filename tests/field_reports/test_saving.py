@@ -63,7 +63,7 @@ def test_a_failed_save_deletes_nothing_that_was_there(tmp_path: Path) -> None:
     assert steps(tmp_path / "store") == [1]
     assert contents(place_of(old)) == before
     assert verify(store.get(RUN, step=1), deep=True).ok
-    gc(store.catalog, grace=0.0)
+    gc(store, grace=0.0)
     assert plan_resume(store, RUN).require().step == 1
 
 

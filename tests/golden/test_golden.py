@@ -73,7 +73,7 @@ def test_damage_trash_and_unfinished_saves_are_understood(store: ckptstore.Store
     assert plan.require().step == 500
     assert [(p.name.step, p.reason) for p in plan.passed_over] == [(600, "was never committed")]
     assert verify(store.undelete(parse_ref(f"{RUN}@300")), deep=True).ok
-    removed = {a.key for a in gc(store.catalog, RUN, grace=0).removed}
+    removed = {a.key for a in gc(store, RUN, grace=0).removed}
     assert f"{RUN}/00006-step-00000600-cuglmvwy" in removed
     assert [row.step for row in store.rows(RUN)] == [100, 200, 300, 400, 500]
 

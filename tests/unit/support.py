@@ -107,7 +107,7 @@ def failed_save(store: Store, step: int = 1) -> Name:
 
 def stop(one: Save) -> None:
     """End a save's life in this process without any of the cleaning that an exception causes."""
-    one._lease._stop()
+    one._lease.stop()
     one._ended = True
 
 

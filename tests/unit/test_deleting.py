@@ -252,11 +252,11 @@ def test_after_its_grace_a_deleted_checkpoint_is_purged_and_cannot_come_back() -
     store.unpin(old)
     store.delete(old, grace=100)
     clock.advance(99)
-    gc(store.catalog)
+    gc(store)
     assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
     store.delete(store.get(RUN, step=1), grace=100)
     clock.advance(101)
-    gc(store.catalog)
+    gc(store)
     left = [k for k in objects(store) if str(old.name) in k]
     assert left == [KEYS.record(old.name)]
     found = store.catalog.find(RUN, old.name)
@@ -330,7 +330,7 @@ def test_a_damaged_trash_record_is_an_integrity_error_and_everything_stays(how: 
     clock.advance(10**9)
     with pytest.raises(IntegrityError):
         store.undelete(Ref(None, RUN, "1"))
-    result = gc(store.catalog)
+    result = gc(store)
     assert not result.removed
     assert objects(store) == before
     assert [r.state for r in store.rows(RUN, everything=True)] == ["trashed", "ok", "ok"]

@@ -109,7 +109,7 @@ def test_an_os_error_becomes_the_error_that_says_what_to_do(
 
 
 def test_a_full_disk_comes_with_a_hint() -> None:
-    assert "ckpt gc" in (from_os_error(OSError(errno.ENOSPC, ""), "x").hint or "")
+    assert "free some space" in (from_os_error(OSError(errno.ENOSPC, ""), "x").hint or "")
 
 
 def test_an_os_error_without_a_number_keeps_its_text() -> None:

@@ -62,7 +62,7 @@ def test_a_healthy_store_loses_nothing(store: Store, clock: Clock) -> None:
     store.pin(store.get(RUN, step=1))
     before = objects(store)
     clock.advance(1000 * DAY)
-    assert gc(store.catalog).actions == ()
+    assert gc(store).actions == ()
     assert objects(store) == before
 
 
@@ -72,11 +72,11 @@ def test_a_dead_save_is_collected_after_the_grace_with_its_lease(
     dead = killed_save(store, 2)
     directory = KEYS.directory(dead)
     clock.advance(DAY - 1)
-    result = gc(store.catalog)
+    result = gc(store)
     assert keys(result) == []
     assert "too recently" in reasons(result.actions)[directory]
     clock.advance(1)
-    result = gc(store.catalog)
+    result = gc(store)
     assert directory in keys(result)
     assert "unfinished save" in reasons(result.actions)[directory]
     assert result.freed == sum(map(len, ABC.values()))
@@ -94,7 +94,7 @@ def test_a_live_lease_protects_a_directory_however_old_its_files_are(
     one.add_bytes("a", b"a")
     clock.advance(10 * DAY)
     one._lease._write()
-    result = gc(store.catalog, grace=0)
+    result = gc(store, grace=0)
     assert keys(result) == []
     assert reasons(result.actions)[KEYS.directory(one.name)] == "a save is writing it"
     one.commit()
@@ -108,9 +108,9 @@ def test_the_age_of_a_save_is_its_last_heartbeat(store: Store, clock: Clock) -> 
     one._lease._write()
     stop(one)
     clock.advance(STALE_SECONDS + 1)
-    assert keys(gc(store.catalog)) == []
+    assert keys(gc(store)) == []
     clock.advance(DAY)
-    assert KEYS.directory(one.name) in keys(gc(store.catalog))
+    assert KEYS.directory(one.name) in keys(gc(store))
 
 
 def test_without_a_lease_the_age_is_that_of_the_youngest_file(store: Store, clock: Clock) -> None:
@@ -119,9 +119,9 @@ def test_without_a_lease_the_age_is_that_of_the_youngest_file(store: Store, cloc
     clock.advance(10 * DAY)
     store.backend.put(f"{directory}/young", b"")
     clock.advance(DAY - 1)
-    assert keys(gc(store.catalog)) == []
+    assert keys(gc(store)) == []
     clock.advance(2)
-    assert keys(gc(store.catalog)) == [directory]
+    assert keys(gc(store)) == [directory]
 
 
 def test_a_save_that_was_asleep_while_it_was_collected_can_never_commit(
@@ -130,7 +130,7 @@ def test_a_save_that_was_asleep_while_it_was_collected_can_never_commit(
     asleep = store.save(RUN, 2)
     asleep.add_bytes("a", b"a")
     clock.advance(2 * DAY)
-    assert KEYS.directory(asleep.name) in keys(gc(store.catalog))
+    assert KEYS.directory(asleep.name) in keys(gc(store))
     with pytest.raises(ConflictError):
         asleep.commit()
     stop(asleep)
@@ -140,7 +140,7 @@ def test_a_save_that_was_asleep_while_it_was_collected_can_never_commit(
 def test_a_voided_directory_is_collected_at_once(store: Store) -> None:
     name = failed_save(store, 2)
     store.backend.put(KEYS.file(name, "late"), b"late")
-    result = gc(store.catalog)
+    result = gc(store)
     assert keys(result) == [KEYS.directory(name)]
     assert reasons(result.actions)[KEYS.directory(name)] == "it was given up"
     assert store.backend.list(KEYS.directory(name)) == []
@@ -149,7 +149,7 @@ def test_a_voided_directory_is_collected_at_once(store: Store) -> None:
 def test_voids_stay(store: Store, clock: Clock) -> None:
     name = failed_save(store, 2)
     clock.advance(1000 * DAY)
-    gc(store.catalog)
+    gc(store)
     assert store.backend.stat(KEYS.record(name)) is not None
 
 
@@ -158,11 +158,11 @@ def test_trash_waits_for_its_own_grace_and_then_goes(store: Store, clock: Clock)
     old = store.get(RUN, step=1)
     store.delete(old, grace=3 * DAY)
     clock.advance(2 * DAY)
-    result = gc(store.catalog, grace=0)
+    result = gc(store, grace=0)
     assert keys(result) == []
     assert "trash for another" in reasons(result.actions)[KEYS.directory(old.name)]
     clock.advance(DAY)
-    result = gc(store.catalog)
+    result = gc(store)
     assert keys(result) == [KEYS.directory(old.name)]
     assert result.freed >= old.size
     assert store.catalog.trash_names(RUN) == []
@@ -174,7 +174,7 @@ def test_trash_that_was_undeleted_is_a_checkpoint_again(store: Store, clock: Clo
     store.delete(store.get(RUN, step=1), grace=0)
     store.undelete(Ref(None, RUN, "1"))
     clock.advance(DAY)
-    assert gc(store.catalog).actions == ()
+    assert gc(store).actions == ()
     assert content(store.get(RUN, step=1)) == ABC
 
 
@@ -188,9 +188,9 @@ def test_a_trash_record_left_beside_a_commit_takes_nothing_with_it(
     store.undelete(Ref(None, RUN, "1"))
     store.backend.put(KEYS.trash_record(old.name), trash)
     clock.advance(DAY)
-    said = gc(store.catalog, dry_run=True)
+    said = gc(store, dry_run=True)
     assert KEYS.directory(old.name) not in keys(said)
-    done = gc(store.catalog)
+    done = gc(store)
     assert KEYS.directory(old.name) not in keys(done)
     assert content(store.get(RUN, step=1)) == ABC
 
@@ -200,7 +200,7 @@ def test_purging_the_whole_of_a_run_leaves_its_voids_and_sequence(
 ) -> None:
     store.delete(store.get(RUN, step=1), force=True, grace=0)
     clock.advance(1)
-    gc(store.catalog)
+    gc(store)
     assert store.list(RUN) == []
     assert save(store, 2).seq == 2
 
@@ -218,9 +218,9 @@ def test_directories_without_any_record_are_refused_and_left_alone(clock: Clock)
     clock.advance(1000 * DAY)
     for dry_run in (False, True):
         with pytest.raises(ConflictError, match="records may be lost"):
-            gc(store.catalog, dry_run=dry_run)
+            gc(store, dry_run=dry_run)
     assert objects(store) == before
-    assert len(keys(gc(store.catalog, force=True))) == 2
+    assert len(keys(gc(store, force=True))) == 2
 
 
 def test_a_run_that_lost_its_records_does_not_let_gc_touch_another_after_it(
@@ -233,9 +233,9 @@ def test_a_run_that_lost_its_records_does_not_let_gc_touch_another_after_it(
     store.backend.delete([RunKeys("a").record(lost.name)])
     clock.advance(1000 * DAY)
     with pytest.raises(ConflictError):
-        gc(store.catalog)
+        gc(store)
     assert store.backend.stat(RunKeys("a").directory(lost.name)) is not None
-    gc(store.catalog, RUN)
+    gc(store, RUN)
     assert store.backend.stat(RunKeys("a").directory(lost.name)) is not None
 
 
@@ -245,7 +245,7 @@ def test_a_single_record_that_was_lost_does_not_hide_its_checkpoint_from_the_gra
     second = save(store, 2)
     clock.advance(DAY / 2)
     store.backend.delete([KEYS.record(second.name)])
-    assert keys(gc(store.catalog)) == []
+    assert keys(gc(store)) == []
 
 
 def test_storage_without_exclusive_creation_is_collected_only_by_force(
@@ -257,16 +257,16 @@ def test_storage_without_exclusive_creation_is_collected_only_by_force(
     store.backend.capabilities = Capabilities(exclusive_create=False, parallel_blocks=False)
     before = objects(store)
     with pytest.raises(ConflictError, match="exclusively"):
-        gc(store.catalog)
+        gc(store)
     assert objects(store) == before
-    assert KEYS.directory(dead) in keys(gc(store.catalog, force=True))
+    assert KEYS.directory(dead) in keys(gc(store, force=True))
 
 
 def test_a_store_or_run_that_is_not_there_is_not_found(store: Store) -> None:
     with pytest.raises(NotFoundError):
-        gc(memory_store().catalog)
+        gc(memory_store())
     with pytest.raises(NotFoundError):
-        gc(store.catalog, "other")
+        gc(store, "other")
 
 
 def test_only_the_run_that_was_named_is_collected(store: Store, clock: Clock) -> None:
@@ -275,7 +275,7 @@ def test_only_the_run_that_was_named_is_collected(store: Store, clock: Clock) ->
     stop(one)
     dead = killed_save(store, 2)
     clock.advance(2 * DAY)
-    gc(store.catalog, RUN)
+    gc(store, RUN)
     left = "\n".join(objects(store))
     assert f"{KEYS.directory(dead)}/" not in left
     assert store.catalog.leases("other")
@@ -290,9 +290,9 @@ def test_an_expired_lease_without_a_directory_goes(store: Store, clock: Clock) -
     ensure_void(store.catalog, RUN, asleep.name, "x")
     store.backend.remove_tree(KEYS.directory(asleep.name))
     (held,) = store.catalog.leases(RUN)
-    assert keys(gc(store.catalog)) == []
+    assert keys(gc(store)) == []
     clock.advance(STALE_SECONDS + 1)
-    assert keys(gc(store.catalog)) == [held.key]
+    assert keys(gc(store)) == [held.key]
     assert store.catalog.leases(RUN) == []
 
 
@@ -301,7 +301,7 @@ def test_the_lease_of_a_dead_save_stays_as_long_as_its_directory(
 ) -> None:
     killed_save(store, 2)
     clock.advance(STALE_SECONDS + 1)
-    gc(store.catalog)
+    gc(store)
     assert len(store.catalog.leases(RUN)) == 1
 
 
@@ -314,9 +314,9 @@ def test_temporaries_of_killed_processes_go_after_the_grace(
     key = f"{place}{TEMPORARY_PREFIX}abcdefgh"
     store.backend.put(key, b"xyz")
     clock.advance(DAY - 1)
-    assert keys(gc(store.catalog)) == []
+    assert keys(gc(store)) == []
     clock.advance(1)
-    result = gc(store.catalog)
+    result = gc(store)
     assert keys(result) == [key]
     assert "killed" in reasons(result.actions)[key]
     assert store.backend.stat(key) is None
@@ -326,7 +326,7 @@ def test_temporaries_of_killed_processes_go_after_the_grace(
 def test_things_that_are_not_ours_are_left_alone(key: str, store: Store, clock: Clock) -> None:
     store.backend.put(key, b"mine")
     clock.advance(1000 * DAY)
-    gc(store.catalog, grace=0)
+    gc(store, grace=0)
     assert objects(store)[key] == b"mine"
 
 
@@ -336,7 +336,7 @@ def test_a_file_named_like_a_temporary_in_a_directory_of_someone_else_stays(
     key = f"run/backup/{TEMPORARY_PREFIX}x"
     store.backend.put(key, b"mine")
     clock.advance(1000 * DAY)
-    gc(store.catalog)
+    gc(store)
     assert key in objects(store)
 
 
@@ -380,10 +380,10 @@ def test_a_dry_run_touches_nothing_and_says_what_the_run_after_it_does(
         SITUATIONS[situation](store, step)
     clock.advance(later)
     before = objects(store)
-    said = gc(store.catalog, dry_run=True)
+    said = gc(store, dry_run=True)
     assert objects(store) == before
     assert said.dry_run
-    done = gc(store.catalog)
+    done = gc(store)
     assert sorted(keys(said)) == sorted(keys(done))
     assert said.freed == done.freed
     removed = set(before) - set(objects(store))
@@ -391,7 +391,7 @@ def test_a_dry_run_touches_nothing_and_says_what_the_run_after_it_does(
         assert any(key == gone or key.startswith(f"{gone}/") for gone in keys(done)) or (
             "/trash/" in key
         )
-    assert gc(store.catalog).removed == ()
+    assert gc(store).removed == ()
 
 
 # On a disk
@@ -406,10 +406,10 @@ def disk(tmp_path: Path) -> Store:
 
 def test_a_dead_save_on_disk_is_collected_by_the_time_of_its_lease(disk: Store) -> None:
     dead = killed_save(disk, 2)
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []
     (held,) = disk.catalog.leases(RUN)
     age(disk, held.key, DAY + 60)
-    assert KEYS.directory(dead) in keys(gc(disk.catalog))
+    assert KEYS.directory(dead) in keys(gc(disk))
     assert not Path(disk.backend.local_path(KEYS.directory(dead)) or "").exists()
     assert content(disk.get(RUN, step=1)) == ABC
 
@@ -418,33 +418,33 @@ def test_old_times_of_files_do_not_shorten_the_grace_of_a_save(disk: Store) -> N
     dead = killed_save(disk, 2)
     for path in ABC:
         age(disk, KEYS.file(dead, path), 1000 * DAY)
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []
 
 
 def test_an_empty_directory_on_disk_has_an_age_too(disk: Store) -> None:
     key = "run/00002-step-00000002-abcdefgh"
     Path(disk.backend.local_path(key) or "").mkdir()
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []
     age(disk, key, DAY + 60)
-    assert keys(gc(disk.catalog)) == [key]
+    assert keys(gc(disk)) == [key]
 
 
 def test_trash_on_disk_is_purged_by_the_time_of_its_record(disk: Store) -> None:
     save(disk, 2)
     old = disk.get(RUN, step=1)
     disk.delete(old, grace=3600)
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []
     age(disk, KEYS.trash_record(old.name), 3660)
-    assert keys(gc(disk.catalog)) == [KEYS.directory(old.name)]
+    assert keys(gc(disk)) == [KEYS.directory(old.name)]
     assert [p.name for p in Path(disk.uri, RUN).iterdir() if str(old.name) in p.name] == []
 
 
 def test_a_temporary_on_disk_goes_after_the_grace(disk: Store) -> None:
     key = f"run/commits/{TEMPORARY_PREFIX}abcdefgh"
     Path(disk.uri, key).write_bytes(b"x")
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []
     age(disk, key, DAY + 60)
-    assert keys(gc(disk.catalog)) == [key]
+    assert keys(gc(disk)) == [key]
 
 
 def test_a_symbolic_link_among_the_checkpoints_is_not_followed(disk: Store, tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_symbolic_link_among_the_checkpoints_is_not_followed(disk: Store, tmp_
     (inside / "link").symlink_to(precious)
     (held,) = disk.catalog.leases(RUN)
     age(disk, held.key, 10 * DAY)
-    gc(disk.catalog)
+    gc(disk)
     assert not inside.exists()
     assert (precious / "f").read_bytes() == b"precious"
     assert link.is_symlink()
@@ -468,7 +468,7 @@ def test_a_temporary_link_of_a_killed_process_goes_too(disk: Store) -> None:
     path.symlink_to("nowhere")
     then = time.time() - 2 * DAY
     os.utime(path, (then, then), follow_symlinks=False)
-    gc(disk.catalog)
+    gc(disk)
     assert not path.is_symlink()
 
 
@@ -479,4 +479,4 @@ def test_the_clock_is_that_of_the_store_and_not_of_this_host(
     now = time.time()
     clock: Any = lambda: now + 1000 * DAY  # noqa: E731 - one line
     monkeypatch.setattr(time, "time", clock)
-    assert keys(gc(disk.catalog)) == []
+    assert keys(gc(disk)) == []

@@ -253,7 +253,7 @@ def test_a_deleted_checkpoint_takes_nothing_from_one_that_shares_its_files(
     first = store.push(source, RUN, 1).checkpoint
     second = store.push(source, RUN, 2).checkpoint
     store.delete(first, grace=0.0)
-    assert gc(store.catalog).removed
+    assert gc(store).removed
     assert not Path(first.path or "").exists()
     assert content(store.get(RUN, step=2)) == content(second) == ABC
 

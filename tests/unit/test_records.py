@@ -151,7 +151,7 @@ def test_a_record_that_cannot_be_read_protects_its_directory_from_gc(
     name = unreadable(store, how)
     before = objects(store)
     for dry_run in (True, False):
-        result = gc(store.catalog, grace=0, dry_run=dry_run)
+        result = gc(store, grace=0, dry_run=dry_run)
         assert not [a for a in result.removed if str(name) in a.key]
     assert objects(store) == before
 
@@ -284,7 +284,7 @@ def test_an_unknown_feature_for_writing_leaves_reading_and_refuses_every_change(
         lambda: store.untag(checkpoint, "good"),
         lambda: store.add_metrics(checkpoint, {"x": 1.0}),
         lambda: store.delete(checkpoint, force=True),
-        lambda: gc(store.catalog, force=True),
+        lambda: gc(store, force=True),
     ]
     for call in calls:
         with pytest.raises(IntegrityError, match="chunks"):
@@ -334,7 +334,7 @@ def test_an_unknown_feature_for_deleting_leaves_saving_and_refuses_every_deletio
     with pytest.raises(IntegrityError, match="holds"):
         store.delete(checkpoint, force=True)
     with pytest.raises(IntegrityError, match="holds"):
-        gc(store.catalog)
+        gc(store)
     assert objects(store) == before
 
 

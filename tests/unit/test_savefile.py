@@ -29,7 +29,13 @@ FILLER = random.Random(5).randbytes(1 << 20) * 34
 def opened(target: Target) -> tuple[SaveFile, list[tuple[FileEntry, int]]]:
     completed: list[tuple[FileEntry, int]] = []
     return (
-        SaveFile(target, "f", executable=False, complete=lambda e, n: completed.append((e, n))),
+        SaveFile(
+            target,
+            "f",
+            executable=False,
+            complete=lambda e, n: completed.append((e, n)),
+            given_up=lambda path: None,
+        ),
         completed,
     )
 

@@ -371,7 +371,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(dry_run=st.booleans())
     def gc(self, dry_run: bool) -> None:
         due = [n for n in self.trashed if (self.model[n].purge_at or 0) <= self.clock.now]
-        result = gc(self.store.catalog, dry_run=dry_run)
+        result = gc(self.store, dry_run=dry_run)
         assert {a.key for a in result.removed} == {RunKeys(RUN).directory(n) for n in due}
         if not dry_run:
             for name in due:

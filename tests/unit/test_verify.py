@@ -178,7 +178,7 @@ def test_every_commit_of_a_run_is_verified_and_nothing_else() -> None:
     killed_save(store, 7)
     store.delete(old)
     older = save(store, 5)
-    results = list(verify_run(store.catalog, RUN, deep=True))
+    results = list(verify_run(store, RUN, deep=True))
     assert [(r.name, r.ref, r.ok) for r in results] == [
         (str(new.name), f"{RUN}@{new.name}", True),
         (str(older.name), f"{RUN}@5", True),
@@ -190,7 +190,7 @@ def test_a_record_that_cannot_be_read_is_damage_of_its_checkpoint() -> None:
     save(store, 1)
     bad = save(store, 2)
     store.backend.put(KEYS.record(bad.name), b"x")
-    first, second = verify_run(store.catalog, RUN)
+    first, second = verify_run(store, RUN)
     assert first.ok
     assert not second.ok
     assert second.name == str(bad.name)
@@ -203,7 +203,7 @@ def test_a_mark_that_cannot_be_read_is_damage() -> None:
     store.pin(checkpoint)
     (mark,) = store.backend.list(KEYS.marks_of(checkpoint.name))
     store.backend.put(mark.key, b"x")
-    (result,) = verify_run(store.catalog, RUN)
+    (result,) = verify_run(store, RUN)
     assert [d.path for d in result.damage] == [mark.key.removeprefix(f"{RUN}/")]
 
 
@@ -212,10 +212,10 @@ def test_damage_in_one_does_not_end_the_verification_of_the_others() -> None:
     for step in (1, 2, 3):
         save(store, step)
     store.backend.put(store.get(RUN, step=2).key("a.txt"), b"alphA")
-    results = list(verify_run(store.catalog, RUN, deep=True))
+    results = list(verify_run(store, RUN, deep=True))
     assert [r.ok for r in results] == [True, False, True]
 
 
 def test_a_store_that_is_not_there_is_not_found() -> None:
     with pytest.raises(NotFoundError):
-        list(verify_run(memory_store().catalog, RUN))
+        list(verify_run(memory_store(), RUN))
