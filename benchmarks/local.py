@@ -41,7 +41,7 @@ def many_records(uri: Path, count: int) -> None:
     store.create()
     run, writer = "many", writer_here(random_letters())
     for i in range(1, count + 1):
-        name = Name(i, i * 10, random_letters())
+        name = Name(i, random_letters(), i * 10)
         record = Commit(
             format=FORMAT,
             name=str(name),

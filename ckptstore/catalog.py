@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from ckptstore import document
 from ckptstore.backends.base import Backend, Entry
 from ckptstore.errors import (
@@ -46,8 +48,7 @@ MANIFEST_LIMIT = 2 * 1024**3
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, gc=False):
     """What stands at a commit key.
 
     Attributes:
@@ -263,19 +264,12 @@ class Catalog:
 
     def find(self, run: str, name: Name) -> Found | None:
         """What stands at the commit key of ``name``; ``None`` when nothing does."""
-        key = RunKeys(run).record(name)
+        data = b""
         try:
-            data = self.backend.read(key, document.SIZE_LIMIT)
+            data = self.backend.read(RunKeys(run).record(name), document.SIZE_LIMIT)
+            return Found(name, decode_record(data, run, name, f"the record of {run}@{name}"), data)
         except NotFoundError:
             return None
-        except IntegrityError as problem:
-            return Found(name, None, problem=problem)
-        return self._found(run, name, data)
-
-    def _found(self, run: str, name: Name, data: bytes) -> Found:
-        try:
-            what = f"the record of {run}@{name}"
-            return Found(name, decode_record(data, run, name, what), data)
         except IntegrityError as problem:
             return Found(name, None, data, problem)
 
@@ -393,4 +387,4 @@ class Catalog:
             attempt += 1
             if attempt > 10_000:
                 raise UsageError("the id factory makes no new ids")
-        return Name(seq, step, letters)
+        return Name(seq, letters, step)

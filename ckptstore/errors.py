@@ -150,6 +150,8 @@ class IntegrityError(CkptError):
 
 def printable(text: str) -> str:
     """``text`` with everything escaped that could move a terminal's cursor or hide itself."""
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
         for c in text

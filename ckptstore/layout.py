@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from functools import total_ordering
+from typing import NamedTuple
 
 from ckptstore.errors import IntegrityError, UsageError, printable
 
@@ -25,7 +25,9 @@ SEQ_LIMIT = 10**12
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _TAG = re.compile(r"[a-z][a-z0-9._-]{0,99}")
-_NAME = re.compile(r"(\d{5,13})-step-(\d{8,15})-([a-z]{8})")
+_NAME = re.compile(
+    r"([0-9]{5}|[1-9][0-9]{5,11})-step-([0-9]{8}|[1-9][0-9]{8,14})-([a-z]{8})", re.ASCII
+)
 _RESERVED_RUNS = {MIRRORS, MARKER.lower()}
 
 
@@ -77,34 +79,26 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-@total_ordering
-@dataclass(frozen=True)
-class Name:
+class Name(NamedTuple):
     """A checkpoint's name, ``<seq>-step-<step>-<id>``; names order by ``(seq, id)``.
 
     The sequence number counts saves in a run, so the order of names is the order of saving even
-    when training went back to an earlier step.
+    when training went back to an earlier step. (A tuple in the order of comparison, because ten
+    thousand of them are sorted and hashed for a listing.)
     """
 
     seq: int
-    step: int
     id: str
+    step: int
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
         """The name that ``text`` spells, or ``None`` when it spells none."""
         match = _NAME.fullmatch(text)
-        if match is None or not match[1].isascii() or not match[2].isascii():
-            return None
-        name = cls(int(match[1]), int(match[2]), match[3])
-        possible = name.seq < SEQ_LIMIT and name.step < STEP_LIMIT
-        return name if possible and str(name) == text else None
+        return None if match is None else cls(int(match[1]), match[3], int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.seq:05d}-step-{self.step:08d}-{self.id}"
-
-    def __lt__(self, other: Name) -> bool:
-        return (self.seq, self.id) < (other.seq, other.id)
 
 
 @dataclass(frozen=True)

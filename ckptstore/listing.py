@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ckptstore.catalog import Catalog, Found
 from ckptstore.errors import CkptError, IntegrityError
@@ -17,8 +18,7 @@ from ckptstore.runview import RunView
 State = Literal["ok", "damaged", "unfinished", "trashed"]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A line of a listing.
 
     Attributes:
@@ -82,20 +82,7 @@ def _row(run: str, found: Found, view: RunView, newest: dict[int, Name]) -> Row:
     name, commit = found.name, found.commit
     standing = view.standing(name)
     if commit is None:
-        return Row(
-            ref=f"{run}@{name}",
-            run=run,
-            step=name.step,
-            seq=name.seq,
-            name=str(name),
-            created=None,
-            size=0,
-            files=0,
-            digest=None,
-            state="damaged",
-            pinned=standing.pinned,
-            note=str(found.problem),
-        )
+        return _unreadable(run, name, "damaged", found.problem)
     note = None
     if standing.damaged:
         first = standing.damage[0] if standing.damage else None
@@ -115,6 +102,23 @@ def _row(run: str, found: Found, view: RunView, newest: dict[int, Name]) -> Row:
         metrics=standing.metrics(commit),
         pinned=standing.pinned,
         note=note,
+    )
+
+
+def _unreadable(run: str, name: Name, state: State, problem: IntegrityError | None) -> Row:
+    """A row for a record that says nothing of itself."""
+    return Row(
+        ref=f"{run}@{name}",
+        run=run,
+        step=name.step,
+        seq=name.seq,
+        name=str(name),
+        created=None,
+        size=0,
+        files=0,
+        digest=None,
+        state=state,
+        note=str(problem),
     )
 
 
@@ -175,21 +179,7 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
             record = decode_record(trash.record.encode(), run, name, "the record in the trash")
             assert isinstance(record, Commit)
         except IntegrityError as error:
-            rows.append(
-                Row(
-                    f"{run}@{name}",
-                    run,
-                    name.step,
-                    name.seq,
-                    str(name),
-                    None,
-                    0,
-                    0,
-                    None,
-                    "trashed",
-                    note=str(error),
-                )
-            )
+            rows.append(_unreadable(run, name, "trashed", error))
             continue
         rows.append(
             Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from ckptstore.layout import Name, check_stored_path
 FORMAT = 1
 """The format that this version writes, and the newest that it reads."""
 
-_HEX = frozenset("0123456789abcdef")
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,7 +166,7 @@ def decode_manifest(data: bytes, digest: str, what: str) -> Manifest:
 
 def is_digest(text: str) -> bool:
     """Whether ``text`` is 64 lowercase hexadecimal digits."""
-    return len(text) == 64 and _HEX.issuperset(text)
+    return _DIGEST.fullmatch(text) is not None
 
 
 def entry_problem(entry: FileEntry) -> str | None:

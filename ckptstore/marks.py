@@ -39,6 +39,8 @@ class Standing:
 
     def of_kind(self, kind: str) -> dict[str, Mark]:
         """The marks of a kind that nothing has ended, by id."""
+        if not self.marks:
+            return {}
         return {i: m for i, m in self.marks.items() if m.kind == kind and i not in self.removed}
 
     @property
@@ -63,6 +65,8 @@ class Standing:
 
     def tags(self, commit: Commit) -> list[str]:
         """The tags it has now, sorted."""
+        if not self.marks:
+            return sorted(commit.tags)
         tags = {t for t in commit.tags if f"{_BIRTH}{t}" not in self.removed}
         tags.update(m.tag for m in self.of_kind("tag").values() if m.tag is not None)
         return sorted(tags)

@@ -22,7 +22,7 @@ KNOWN_FEATURES: frozenset[str] = frozenset()
 """Format features that this version understands; format 1 has none."""
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What every document's body is made of."""
 
 
@@ -241,19 +241,24 @@ def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
         raise
     if record.format != FORMAT:
         _check_format(data, what)
-    if (record.name, record.run, record.step, record.seq) != (str(name), run, name.step, name.seq):
+    if (
+        record.seq != name.seq
+        or record.step != name.step
+        or record.run != run
+        or Name.parse(record.name) != name
+    ):
         raise IntegrityError(
             f"{what} is about another checkpoint: {printable(f'{record.run}@{record.name}')}"
         )
     if isinstance(record, Commit):
-        unknown = sorted(set(record.requires) - KNOWN_FEATURES)
+        unknown = sorted(set(record.requires) - KNOWN_FEATURES) if record.requires else ()
         if unknown:
             raise IntegrityError(
                 f"{what} needs {', '.join(unknown)}, which this version does not know",
                 hint="update ckptstore",
             )
-        pins = (record.manifest.digest, record.content)
-        if record.size < 0 or record.files < 0 or not all(map(is_digest, pins)):
+        good = is_digest(record.manifest.digest) and is_digest(record.content)
+        if not good or record.size < 0 or record.files < 0:
             raise IntegrityError(f"{what} holds a size or digest that cannot be")
     return record
 

@@ -375,7 +375,6 @@ class Save:
             created = True
         if not created:
             raise self._voided()
-        self._backend.sync([self._keys.commits, self.run])
 
     def _check_not_voided(self) -> None:
         found = self._catalog.find(self.run, self.name)

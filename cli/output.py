@@ -77,8 +77,7 @@ class Output:
         columns, tab-separated, without a header.
         """
         if not is_terminal(sys.stdout):
-            for row in rows:
-                print("\t".join(printable(cell) for cell in row))
+            print("".join("\t".join(map(printable, row)) + "\n" for row in rows), end="")
             return
         from rich.console import Console
         from rich.table import Table

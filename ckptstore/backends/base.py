@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -45,8 +47,7 @@ class Capabilities:
     folds_case: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """What a listing or a stat says of a key.
 
     Attributes:

@@ -243,7 +243,7 @@ def craft(
         metadata: The manifest's.
         record: Fields of the record that shall differ.
     """
-    name = name or Name(1, 500, "hostilex")
+    name = name or Name(1, "hostilex", 500)
     root.mkdir(parents=True, exist_ok=True)
     marker = root / "CKPTSTORE.json"
     if not marker.exists():

@@ -160,7 +160,7 @@ PATHS: dict[str, list[str]] = {
 @pytest.mark.parametrize("what", PATHS)
 def test_a_manifest_that_names_what_it_must_not(place: Path, what: str) -> None:
     root = place / "deep" / "hostile"
-    name = Name(1, 500, "hostilex")
+    name = Name(1, "hostilex", 500)
     writable = what in {"unsorted", "here"}
     _craft_unwritten(root, name, PATHS[what], write=writable)
     before = {p for p in contents(place) if "/marks/" not in p}
@@ -391,7 +391,7 @@ def _store_full_of_escapes(root: Path) -> Name:
         },
     )
     # A record that claims to be another's, a stray temporary, and a file beside a checkpoint.
-    other = Name(1, 500, "otherone")
+    other = Name(1, "otherone", 500)
     craft(root, run="other", name=other)
     record = root / "other" / "commits" / f"{other}.json"
     record.unlink()

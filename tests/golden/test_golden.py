@@ -46,7 +46,7 @@ def test_every_state_is_listed_as_it_was_written(store: ckptstore.Store) -> None
     assert rows[200].tags == ("candidate",)
     assert rows[200].metrics == {"reward": 0.25, "eval": 0.75}
     assert rows[100].created == "2026-11-30T17:23:41.050Z"
-    assert store.catalog.find(RUN, Name(7, 700, "dxaiytmm")) is not None, "the void"
+    assert store.catalog.find(RUN, Name(7, "dxaiytmm", 700)) is not None, "the void"
 
 
 def test_references_resolve(store: ckptstore.Store) -> None:

@@ -67,7 +67,7 @@ def test_a_save_of_the_step_that_failed_later_does_not_change_how_a_commit_is_na
 @examples(50)
 @given(st.lists(st.integers(0, 3), max_size=8))
 def test_every_ref_of_a_listing_names_its_own_row(steps: list[int]) -> None:
-    names = [Name(i + 1, step, "aaaaaaaa") for i, step in enumerate(steps)]
+    names = [Name(i + 1, "aaaaaaaa", step) for i, step in enumerate(steps)]
     newest = {name.step: name for name in names}
     refs = [ref_of(RUN, name, newest) for name in names]
     assert len(set(refs)) == len(refs)

@@ -15,7 +15,7 @@ from ckptstore.layout import Name, RunKeys, path_problem
 from ckptstore.manifest import FileEntry, Manifest, decode_manifest, is_digest
 from tests.unit.support import examples, flipped, memory_store, rewrite_record, save
 
-NAME = Name(3, 500, "abcdefgh")
+NAME = Name(3, "abcdefgh", 500)
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 SEGMENTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 PATHS = (
