@@ -9,39 +9,17 @@ threads = 4
 from __future__ import annotations
 
 import difflib
-import math
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptstore.durations import parse_duration
 from ckptstore.errors import UsageError, printable, translate_os_errors
 
 PROJECT_FILE = "ckpt.toml"
-
-LONGEST = 100 * 366 * 86400.0
-"""No duration is longer, in seconds."""
-
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in a text such as ``90s``, ``30min``, ``24h`` or ``7d``; a bare 0 is none.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    unit = match[2] if match else ""
-    seconds = float(match[1]) * _UNITS.get(unit, 0.0) if match else math.inf
-    if match is None or seconds > LONGEST or (unit not in _UNITS and float(match[1]) != 0):
-        raise UsageError(
-            f"{printable(text[:40])!r} is no duration", hint="for example: 90s, 30min, 24h, 7d"
-        )
-    return seconds
 
 
 def _store(value: Any) -> str:

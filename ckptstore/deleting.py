@@ -15,6 +15,7 @@ import logging
 
 from ckptstore import document
 from ckptstore.catalog import Catalog
+from ckptstore.durations import LONGEST
 from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_GRACE = 24 * 3600.0
 """Seconds that a deleted checkpoint can be brought back."""
-
-LONGEST_GRACE = 100 * 366 * 86400.0
 
 
 def delete(
@@ -51,7 +50,7 @@ def delete(
     Raises:
         ConflictError: a guard holds, or someone else deleted it meanwhile.
     """
-    if not 0 <= grace <= LONGEST_GRACE:
+    if not 0 <= grace <= LONGEST:
         raise UsageError(f"a grace period of {grace} seconds cannot be")
     catalog.require_deletable()
     run, name = checkpoint.run, checkpoint.name

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from ckptstore.catalog import Catalog, Found
+from ckptstore.durations import spell_duration
 from ckptstore.errors import CkptError, IntegrityError
 from ckptstore.layout import Name, RunKeys, check_run
 from ckptstore.leases import is_live
@@ -195,7 +196,8 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
                 state="trashed",
                 tags=record.tags,
                 metrics=record.metrics,
-                note=f"deleted {trash.created}, kept for {_duration(trash.grace)}: {trash.reason}",
+                note=f"{trash.reason}; kept for {spell_duration(trash.grace)} "
+                f"from {trash.created[:16]}",
             )
         )
     return rows
@@ -204,10 +206,3 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
 def ref_of(run: str, name: Name, newest: Mapping[int, Name]) -> str:
     """``RUN@STEP`` for the newest commit of a step, ``RUN@NAME`` for the others."""
     return f"{run}@{name.step}" if newest.get(name.step) == name else f"{run}@{name}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:g} {unit}"
-    return f"{seconds:g} s"

@@ -336,5 +336,5 @@ class _StagedFile(Writer):
     def abort(self) -> None:
         """Close it; what is there stays for the next pull."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # first: an interrupt here must not close it twice
+            os.close(fd)

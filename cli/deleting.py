@@ -56,6 +56,7 @@ def delete(
     has been in the trash for long enough.
     """
     from ckptstore.deleting import check_guards
+    from ckptstore.durations import spell_duration
     from cli.output import Output, size
 
     out = Output(json, quiet)
@@ -77,7 +78,7 @@ def delete(
             out.line(f"{checkpoint.ref} ({checkpoint.name}) {verdict}")
         else:
             opened.delete(checkpoint, grace=seconds, force=force)
-            kept = f"for {grace or '24h'}" if seconds else "until the next ckpt gc"
+            kept = f"for {spell_duration(seconds)}" if seconds else "until the next ckpt gc"
             out.line(
                 f"deleted {checkpoint.ref} ({checkpoint.name}, {size(checkpoint.size)}): "
                 f"in the trash {kept}"
@@ -151,4 +152,7 @@ def gc(
     verb = ("would remove" if dry_run else "removed", "keeps")
     for action in result.actions:
         out.line(f"{verb[0] if action.removed else verb[1]} {action.key}: {action.reason}")
-    out.line(f"{verb[0]} {plural(len(result.removed), 'thing')}, {size(result.freed)}")
+    if result.removed:
+        out.line(f"{verb[0]} {plural(len(result.removed), 'thing')}, {size(result.freed)}")
+    else:
+        out.line("there is nothing to remove")

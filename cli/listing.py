@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from cli.options import JsonOption, QuietOption, StoreOption, command, store_and
 
 if TYPE_CHECKING:
     from ckptstore.listing import Row
+    from cli.output import Output
 
 
 @command
@@ -66,23 +68,37 @@ def as_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(out: Any, rows: Sequence[Row]) -> None:
-    from cli.output import numbers, size, when
+def _table(out: Output, rows: Sequence[Row]) -> None:
+    from cli.output import ago, is_terminal, numbers, size, when
 
-    header = ["REF", "STATE", "SIZE", "FILES", "CREATED (UTC)", "TAGS", "METRICS", "NOTE"]
-    cells = []
-    for row in rows:
-        tags = ["pinned"] if row.pinned else []
-        cells.append(
+    if not is_terminal(sys.stdout):
+        cells = [
             [
                 row.ref,
                 row.state,
                 size(row.size),
                 str(row.files),
                 when(row.created),
-                " ".join([*tags, *row.tags]),
-                numbers(dict(row.metrics or {})),
+                _tags(row),
+                numbers(row.metrics),
                 row.note or "",
             ]
-        )
-    out.table(header, cells, right=("SIZE", "FILES"))
+            for row in rows
+        ]
+        out.table((), cells)
+        return
+    cells = [
+        [
+            row.ref,
+            row.state,
+            size(row.size),
+            ago(row.created),
+            ", ".join(filter(None, (_tags(row), numbers(row.metrics), row.note))),
+        ]
+        for row in rows
+    ]
+    out.table(("REF", "STATE", "SIZE", "SAVED", "DETAILS"), cells, right=("SIZE", "SAVED"))
+
+
+def _tags(row: Row) -> str:
+    return " ".join([*(["pinned"] if row.pinned else []), *row.tags])

@@ -166,6 +166,7 @@ def threads(given: int | None) -> int | None:
 
 def grace(given: str | None) -> float:
     """The grace period in seconds: the option, else the setting."""
-    from ckptstore.config import load_settings, parse_duration
+    from ckptstore.config import load_settings
+    from ckptstore.durations import parse_duration
 
     return parse_duration(given) if given is not None else float(load_settings()["grace"].value)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from ckptstore.durations import spell_duration
 from ckptstore.errors import printable
 from ckptstore.transfer.mover import ProgressCallback
 
@@ -89,7 +91,7 @@ class Output:
             table.add_column(
                 name,
                 justify="right" if name in right else "left",
-                no_wrap=name not in ("TAGS", "METRICS", "NOTE", "REASON", "PATH"),
+                no_wrap=name not in ("DETAILS", "NOTE", "PATH"),
                 overflow="fold",
             )
         for row in rows:
@@ -130,11 +132,24 @@ def when(created: str | None) -> str:
     return created[:16].replace("T", " ") if created else "-"
 
 
+def ago(created: str | None) -> str:
+    """A record's time for people: how long ago, by this host's clock and the writer's."""
+    if created is None:
+        return "-"
+    try:
+        then = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    return f"{spell_duration((datetime.now(UTC) - then).total_seconds())} ago"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def numbers(metrics: dict[str, float]) -> str:
+def numbers(metrics: Mapping[str, float] | None) -> str:
     """Metrics for people."""
-    return " ".join(f"{k}={v:g}" for k, v in sorted(metrics.items()))
+    return " ".join(f"{k}={v:g}" for k, v in sorted((metrics or {}).items()))

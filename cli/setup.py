@@ -46,9 +46,14 @@ def config(json: JsonOption = False, quiet: QuietOption = False) -> None:
     if json:
         out.document({s.key: {"value": s.value, "origin": s.origin} for s in settings})
         return
-    rows = [
-        [s.key, "-" if s.value is None else f"{s.value}", s.origin, describe(s.key)]
-        for s in settings
-    ]
+    rows = [[s.key, _shown(s.key, s.value), s.origin, describe(s.key)] for s in settings]
     out.table(["KEY", "VALUE", "FROM", "NOTE"], rows)
     out.note(f"files: {PROJECT_FILE}, {user_file()}")
+
+
+def _shown(key: str, value: object) -> str:
+    from ckptstore.durations import spell_duration
+
+    if value is None:
+        return "-"
+    return spell_duration(value) if key == "grace" and isinstance(value, float) else str(value)

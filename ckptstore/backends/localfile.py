@@ -69,8 +69,8 @@ class LocalReader(Reader):
     def close(self) -> None:
         """See :class:`Reader`."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # first: an interrupt here must not close it twice
+            os.close(fd)
 
 
 class LocalWriter(Writer):
@@ -112,8 +112,8 @@ class LocalWriter(Writer):
     def abort(self) -> None:
         """See :class:`Writer`."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # first: an interrupt here must not close it twice
+            os.close(fd)
         if self._temporary is not None:
             with translate_os_errors(self._path), suppress(FileNotFoundError):
                 os.unlink(self._temporary)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.deleting import DEFAULT_GRACE, purge
+from ckptstore.durations import spell_duration
 from ckptstore.errors import ConflictError, IntegrityError
 from ckptstore.layout import Name, RunKeys, is_temporary
 from ckptstore.leases import is_live
@@ -156,9 +157,11 @@ class _Collection:
             own = self.catalog.backend.stat(key)
             age = self.now - max([*touched, own.modified if own and not touched else 0.0])
             if age < self.grace:
-                yield GcAction(key, False, f"its save ended {_age(age)} ago, too recently", size)
+                yield GcAction(
+                    key, False, f"its save ended {spell_duration(age)} ago, too recently", size
+                )
                 return
-            reason = f"an unfinished save that ended {_age(age)} ago"
+            reason = f"an unfinished save that ended {spell_duration(age)} ago"
         else:
             reason = "it was given up"
         if self.dry_run or discard(self.catalog, self.name, name, "collected: unfinished save"):
@@ -184,7 +187,7 @@ class _Collection:
             listed = self.catalog.backend.list(self.keys.directory(name), recursive=True)
             size = sum(e.size for e in listed)
         if left > 0:
-            yield GcAction(key, False, f"in the trash for another {_age(left)}", size)
+            yield GcAction(key, False, f"in the trash for another {spell_duration(left)}", size)
         elif found is not None and not isinstance(found.record, Void):
             if not self.dry_run:
                 self.catalog.backend.delete([key])
@@ -217,10 +220,3 @@ def _stray(
         if not dry_run:
             catalog.backend.delete([entry.key])
         yield GcAction(entry.key, True, "left over from a process that was killed", entry.size)
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} seconds"

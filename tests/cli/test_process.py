@@ -226,7 +226,7 @@ def test_a_table_with_a_header_on_a_terminal(store: Path) -> None:
     shown = ckpt_on_terminal("list", store)
     assert (shown.code, shown.err) == (0, "")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.out).splitlines()
-    assert plain[0].split() == ["REF", "STATE", "SIZE", "FILES", "CREATED", "(UTC)", "TAGS"]
+    assert plain[0].split() == ["REF", "STATE", "SIZE", "SAVED", "DETAILS"]
     assert plain[1].split()[:2] == ["gsm8k@400", "ok"]
     assert "\t" not in shown.out
     assert "\x1b[" in shown.out  # in colour

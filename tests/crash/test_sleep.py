@@ -77,7 +77,7 @@ def test_a_writer_that_slept_through_lease_and_grace_fails_cleanly(tmp_path: Pat
     age_everything(uri)
     removed = gc(store)
     assert next(a.reason for a in removed.removed).startswith(
-        "an unfinished save that ended 3 days"
+        "an unfinished save that ended 3 d ago"
     )
 
     assert wake(pid) == ConflictError.exit_code

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.config import describe, load_settings, parse_duration, user_file
+from ckptstore.config import describe, load_settings, user_file
+from ckptstore.durations import parse_duration
 from ckptstore.errors import UsageError
 from tests.unit.support import examples
 

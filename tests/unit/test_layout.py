@@ -69,7 +69,7 @@ def test_near_misses_are_no_names(text: str) -> None:
 @examples(200)
 @given(st.lists(NAMES, max_size=6))
 def test_names_are_ordered_by_sequence_and_id_and_never_by_step(names: list[Name]) -> None:
-    assert sorted(names) == sorted(names, key=lambda n: (n.seq, n.id))
+    assert [(n.seq, n.id) for n in sorted(names)] == sorted((n.seq, n.id) for n in names)
 
 
 def test_after_a_rollback_the_lower_step_is_the_newer() -> None:

@@ -24,7 +24,7 @@ TAGS = st.from_regex(r"[a-z][a-z0-9._-]{0,20}", fullmatch=True).filter(
     lambda t: t not in ("latest", "best") and not t.startswith("step-")
 )
 IDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=8, max_size=8)
-NAMES = st.builds(Name, st.integers(0, 10**12), st.integers(0, 10**15 - 1), IDS)
+NAMES = st.builds(Name, st.integers(0, 10**12 - 1), IDS, st.integers(0, 10**15 - 1))
 SELECTORS = st.one_of(
     st.integers(0, 10**15 - 1).map(str),
     st.sampled_from(["latest", "best"]),
