@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from ckptstore.reading import Checkpoint
     from ckptstore.records import BestRule
     from ckptstore.resume import ResumePlan, plan_resume
-    from ckptstore.saving import Save, SaveOptions
+    from ckptstore.saveoptions import SaveOptions
+    from ckptstore.saving import Save
     from ckptstore.store import Store, open_store
 
 _WHERE = {
@@ -59,7 +60,7 @@ _WHERE = {
     "PushResult": "pushing",
     "ResumePlan": "resume",
     "Save": "saving",
-    "SaveOptions": "saving",
+    "SaveOptions": "saveoptions",
     "SourceChangedError": "errors",
     "Store": "store",
     "TemporaryError": "errors",

@@ -20,7 +20,8 @@ from ckptstore.manifest import FileEntry, entry_problem
 from ckptstore.marks import add_metrics, add_tag
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Void, finite
-from ckptstore.saving import Save, SaveOptions
+from ckptstore.saveoptions import SaveOptions
+from ckptstore.saving import Save
 from ckptstore.scanning import Scan, ScannedFile
 from ckptstore.transfer import Mover, OnMismatch, SourceFile, Transfer
 from ckptstore.voiding import discard, ensure_void

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -265,26 +265,27 @@ def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
 
 def decode_mark(data: bytes, run: str, name: Name, what: str) -> Mark:
     """A mark of ``name``. Raises :class:`IntegrityError`."""
-    mark = _mark.decode(data, what)
-    if (mark.run, mark.name) != (run, str(name)):
-        raise IntegrityError(f"{what} is about another checkpoint")
-    return mark
+    return _about(_mark.decode(data, what), run, name, what)
 
 
 def decode_trash(data: bytes, run: str, name: Name, what: str) -> Trash:
     """The trash record of ``name``. Raises :class:`IntegrityError`."""
-    trash = _trash.decode(data, what)
-    if (trash.run, trash.name) != (run, str(name)):
-        raise IntegrityError(f"{what} is about another checkpoint")
-    return trash
+    return _about(_trash.decode(data, what), run, name, what)
 
 
 def decode_lease(data: bytes, run: str, name: Name, what: str) -> Lease:
     """The lease of an unfinished save. Raises :class:`IntegrityError`."""
-    lease = _lease.decode(data, what)
-    if (lease.run, lease.name) != (run, str(name)):
+    return _about(_lease.decode(data, what), run, name, what)
+
+
+About = TypeVar("About", Mark, Trash, Lease)
+
+
+def _about(body: About, run: str, name: Name, what: str) -> About:
+    """``body``, if it is about the checkpoint that its key says."""
+    if (body.run, body.name) != (run, str(name)):
         raise IntegrityError(f"{what} is about another checkpoint")
-    return lease
+    return body
 
 
 def timestamp() -> str:

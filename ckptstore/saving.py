@@ -10,18 +10,14 @@ Before the record there is no checkpoint; with it, all of it is there.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from ckptstore import document
 from ckptstore.catalog import Catalog
@@ -37,65 +33,16 @@ from ckptstore.errors import (
 )
 from ckptstore.hashing import BLOCK_SIZE, block_digest
 from ckptstore.ids import random_letters
-from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step, check_tag
+from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step
 from ckptstore.leases import LeaseKeeper
 from ckptstore.manifest import FORMAT, FileEntry, Manifest
-from ckptstore.records import BestRule, Commit, ManifestPin, Void, finite, timestamp, writer_here
+from ckptstore.records import Commit, ManifestPin, Void, finite, timestamp, writer_here
 from ckptstore.savefile import SaveFile
-from ckptstore.transfer import Moved, Mover, ProgressCallback, SourceFile, SourceIdentity, Transfer
+from ckptstore.saveoptions import SaveOptions
+from ckptstore.transfer import Moved, Mover, SourceFile, SourceIdentity, Transfer
 from ckptstore.voiding import discard, ensure_void
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SaveOptions:
-    """What a save is told beside its files.
-
-    Attributes:
-        metadata: Any JSON object; kept in the manifest.
-        metrics: Numbers for the record; those that are not finite are left out.
-        best: The rule for the run's best checkpoint; ``None`` keeps the rule in force.
-        tags: Tags from birth on.
-        threads: Blocks in flight.
-        progress: Told of every block.
-        cancel: Set it to end the save with :class:`CancelledError`.
-        keep_partial: When the save fails, leave its files for the next one to take over. They are
-            not visible as a checkpoint, and gc removes them in time.
-    """
-
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    best: BestRule | None = None
-    tags: Sequence[str] = ()
-    threads: int | None = None
-    progress: ProgressCallback | None = None
-    cancel: threading.Event | None = None
-    keep_partial: bool = False
-
-    def check(self) -> None:
-        """Refuse what could not be committed in the end.
-
-        Raises:
-            UsageError: a tag cannot be one, or the metadata is no JSON object.
-        """
-        for tag in self.tags:
-            check_tag(tag)
-        self.json_metadata()
-
-    def json_metadata(self) -> dict[str, Any]:
-        """The metadata as it will be read back.
-
-        Raises:
-            UsageError: it is no JSON object, or holds NaN or an infinity.
-        """
-        try:
-            text = json.dumps((dict(self.metadata), list(self.metrics)), allow_nan=False)
-            metadata: dict[str, Any] = json.loads(text)[0]
-            msgspec.json.encode((metadata, list(self.metrics)))  # also refuses what is no text
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise UsageError(f"the metadata cannot be stored as JSON: {error}") from error
-        return metadata
 
 
 class Save:

@@ -20,7 +20,8 @@ from ckptstore.pushing import PushResult, push
 from ckptstore.reading import Checkpoint
 from ckptstore.records import BestRule, Void
 from ckptstore.runview import RunView
-from ckptstore.saving import Save, SaveOptions
+from ckptstore.saveoptions import SaveOptions
+from ckptstore.saving import Save
 from ckptstore.scanning import Scan, scan, step_of
 from ckptstore.transfer import ProgressCallback
 from ckptstore.uri import Ref, StoreURI

@@ -64,7 +64,7 @@ def push(
     where it was when it is repeated; files that the store has already are not sent again.
     """
     from ckptstore.errors import UsageError
-    from ckptstore.saving import SaveOptions
+    from ckptstore.saveoptions import SaveOptions
     from ckptstore.scanning import scan, step_of
     from cli.output import Output, plural, size
 

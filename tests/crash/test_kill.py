@@ -17,7 +17,7 @@ import pytest
 import ckptstore
 from ckptstore.backends.local import LocalBackend
 from ckptstore.maintenance import gc
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.testing.hooks import HookedBackend
 from ckptstore.testing.kills import Countdown, run_in_child

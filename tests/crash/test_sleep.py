@@ -15,7 +15,7 @@ from ckptstore.backends.local import LocalBackend
 from ckptstore.errors import ConflictError
 from ckptstore.layout import Name
 from ckptstore.maintenance import gc
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.testing.hooks import HookedBackend, Phase
 from ckptstore.testing.kills import Countdown, start_child

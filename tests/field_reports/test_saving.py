@@ -24,7 +24,7 @@ from ckptstore.errors import (
 )
 from ckptstore.maintenance import gc, verify
 from ckptstore.resume import plan_resume
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.scanning import scan
 from ckptstore.store import open_store
 from tests.field_reports.support import (

@@ -15,7 +15,7 @@ from ckptstore.ids import seeded_ids
 from ckptstore.maintenance import verify
 from ckptstore.manifest import FORMAT
 from ckptstore.records import BestRule
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.uri import parse_ref
 from ckptstore.voiding import ensure_void
 

@@ -26,7 +26,7 @@ from ckptstore.leases import STALE_SECONDS
 from ckptstore.manifest import FileEntry
 from ckptstore.pulling import pull
 from ckptstore.records import Lease, Void
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from tests.unit.support import (
     ABC,

@@ -25,7 +25,7 @@ from ckptstore.errors import (
 )
 from ckptstore.layout import MARKER, RunKeys
 from ckptstore.records import BestRule, Void
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.voiding import ensure_void
 from tests.unit.support import (

@@ -25,7 +25,7 @@ from ckptstore.errors import ConflictError, IntegrityError, NotFoundError, Usage
 from ckptstore.layout import MARKER, Name, RunKeys
 from ckptstore.maintenance import gc
 from ckptstore.records import BestRule
-from ckptstore.saving import SaveOptions
+from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.uri import Ref, parse_ref
 from tests.unit.support import (
