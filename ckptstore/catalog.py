@@ -64,6 +64,11 @@ class Found(msgspec.Struct, frozen=True, gc=False):
     problem: IntegrityError | None = None
 
     @property
+    def is_void(self) -> bool:
+        """Whether the checkpoint was given up for good."""
+        return isinstance(self.record, Void)
+
+    @property
     def commit(self) -> Commit | None:
         """The record, when it is a commit."""
         return self.record if isinstance(self.record, Commit) else None
@@ -317,12 +322,13 @@ class Catalog:
 
     # What is not committed
 
-    def newest(self, run: str) -> Found | None:
-        """The run's newest record that is not a void; ``None`` when there is none."""
+    def newest(self, run: str, step: int | None = None) -> Found | None:
+        """The run's newest record (with this step) that is no void; ``None`` if there is none."""
         for name in reversed(self.record_names(run)):
-            found = self.find(run, name)
-            if found is not None and not isinstance(found.record, Void):
-                return found
+            if step is None or name.step == step:
+                found = self.find(run, name)
+                if found is not None and not found.is_void:
+                    return found
         return None
 
     def directories(self, run: str) -> list[Name]:

@@ -20,7 +20,7 @@ from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundE
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys
 from ckptstore.reading import Checkpoint
-from ckptstore.records import Commit, Trash, Void, decode_record, timestamp, writer_here
+from ckptstore.records import Commit, Trash, decode_record, timestamp, writer_here
 from ckptstore.runview import RunView
 from ckptstore.voiding import discard
 
@@ -150,7 +150,7 @@ def _check_undeletable(catalog: Catalog, run: str, name: Name) -> None:
     found = catalog.find(run, name)
     if found is None:
         return
-    if isinstance(found.record, Void):
+    if found.is_void:
         raise NotFoundError(f"{run}@{name} has been removed for good: its grace period had ended")
     raise ConflictError(f"{run}@{name} is not deleted")
 

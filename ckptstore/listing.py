@@ -13,7 +13,7 @@ from ckptstore.durations import spell_duration
 from ckptstore.errors import CkptError, IntegrityError
 from ckptstore.layout import Name, RunKeys, check_run
 from ckptstore.leases import is_live
-from ckptstore.records import Commit, Void, decode_record
+from ckptstore.records import Commit, decode_record
 from ckptstore.runview import RunView
 
 State = Literal["ok", "damaged", "unfinished", "trashed"]
@@ -131,7 +131,7 @@ def _unfinished(catalog: Catalog, run: str) -> list[Row]:
     rows = []
     for name in names:
         found = catalog.find(run, name)
-        if found is not None and not isinstance(found.record, Void):
+        if found is not None and not found.is_void:
             continue
         listed = catalog.backend.list(RunKeys(run).directory(name), recursive=True)
         held = leases.get(name)

@@ -19,7 +19,7 @@ from ckptstore.leases import is_dead, is_live
 from ckptstore.manifest import FileEntry, entry_problem
 from ckptstore.marks import add_metrics, add_tag
 from ckptstore.reading import Checkpoint
-from ckptstore.records import Void, finite
+from ckptstore.records import finite
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.saving import Save
 from ckptstore.scanning import Scan, ScannedFile
@@ -87,7 +87,7 @@ class _Push:
         self.options.check()
         self._check_apart()
         self.catalog.create()
-        same_step = self._newest_with_step()
+        same_step = self._checkpoint(self.catalog.newest(self.run_name, self.step))
         if same_step is not None and self._is_same(same_step):
             self._amend(same_step)
             return PushResult(same_step, False, 0, time.monotonic() - begun)
@@ -113,14 +113,6 @@ class _Push:
             )
 
     # The same content again
-
-    def _newest_with_step(self) -> Checkpoint | None:
-        for name in reversed(self.catalog.record_names(self.run_name)):
-            if name.step == self.step:
-                found = self.catalog.find(self.run_name, name)
-                if found is not None and not isinstance(found.record, Void):
-                    return self._checkpoint(found)
-        return None
 
     def _checkpoint(self, found: Found | None) -> Checkpoint | None:
         commit = found.commit if found is not None else None
@@ -188,7 +180,7 @@ class _Push:
         for name in reversed(names):
             held = leases.get(name)
             found = self.catalog.find(self.run_name, name)
-            voided = found is not None and isinstance(found.record, Void)
+            voided = found is not None and found.is_void
             if found is not None and not voided:
                 continue
             if voided or (held is not None and (is_dead(held) or self._is_stale(held))):

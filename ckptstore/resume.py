@@ -10,7 +10,6 @@ from ckptstore.errors import IntegrityError, NotFoundError
 from ckptstore.layout import Name, RunKeys
 from ckptstore.maintenance.verify import verify
 from ckptstore.reading import Checkpoint
-from ckptstore.records import Void
 from ckptstore.store import Store
 from ckptstore.transfer import ProgressCallback
 from ckptstore.uri import Ref
@@ -37,7 +36,7 @@ class ResumePlan:
         run: The run.
         chosen: The newest intact commit; ``None`` when there is none.
         passed_over: What is newer than it, newest first.
-        commits: How many commits the run has, intact or not.
+        commits: How many commits were looked at: all of the run's, when none is intact.
     """
 
     run: str
@@ -91,36 +90,28 @@ def plan_resume(
     """
     catalog = store.catalog
     catalog.require_run(run)
+    # In this order a save that commits meanwhile is seen as committed, or not at all.
     unfinished = set(catalog.directories(run))
     leased = {held.name for held in catalog.leases(run)}
-    names = catalog.record_names(run)
+    records = set(catalog.record_names(run))
     trashed = set(catalog.trash_names(run))
     passed: list[PassedOver] = []
     commits = 0
-    chosen: Checkpoint | None = None
-    for name in sorted(set(names) | unfinished, reverse=True):
-        found = catalog.find(run, name) if name in set(names) else None
-        if found is None or isinstance(found.record, Void):
-            if name in trashed or name not in unfinished:
-                continue
+    for name in sorted(records | (unfinished - trashed), reverse=True):
+        found = catalog.find(run, name) if name in records else None
+        if found is not None and not found.is_void:
+            commits += 1
+            checkpoint, reason = _judge(store, run, found, deep, progress, cancel)
+            if reason is None:
+                return ResumePlan(run, checkpoint, tuple(passed), commits)
+            passed.append(PassedOver(name, reason))
+        elif name in unfinished:
             # A save keeps its lease until its record exists, so a complete directory without
             # either has lost its record.
             lost = found is None and name not in leased and _has_manifest(store, run, name)
             commits += lost
             passed.append(PassedOver(name, "has lost its record" if lost else _NEVER))
-            continue
-        commits += 1
-        if chosen is not None:
-            continue
-        checkpoint, reason = _judge(store, run, found, deep, progress, cancel)
-        if reason is None:
-            chosen = checkpoint
-            passed = [p for p in passed if p.name > name]
-        else:
-            passed.append(PassedOver(name, reason))
-    if chosen is not None:
-        passed = [p for p in passed if p.name > chosen.name]
-    return ResumePlan(run, chosen, tuple(passed), commits)
+    return ResumePlan(run, None, tuple(passed), commits)
 
 
 _NEVER = "was never committed"
@@ -157,7 +148,7 @@ def _judge(
     """The checkpoint, and why it cannot be resumed from (``None`` when it can)."""
     if found.commit is None:
         return None, str(found.problem)
-    checkpoint = store.get(run, name=str(found.name))
+    checkpoint = store.checkpoint_of(run, found)
     if checkpoint.standing.damaged and not deep:
         notes = checkpoint.standing.damage
         return None, f"damaged: {notes[0].path}: {notes[0].reason}" if notes else "damaged"

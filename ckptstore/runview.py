@@ -9,7 +9,7 @@ from ckptstore import marks
 from ckptstore.catalog import Catalog, Found
 from ckptstore.layout import Name
 from ckptstore.marks import Standing
-from ckptstore.records import BestRule, Commit, Void
+from ckptstore.records import BestRule, Commit
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class RunView:
     def of(cls, catalog: Catalog, run: str) -> RunView:
         """Look now."""
         found = catalog.find_all(run, catalog.record_names(run))
-        return cls(
-            [f for f in found if not isinstance(f.record, Void)], marks.standings(catalog, run)
-        )
+        return cls([f for f in found if not f.is_void], marks.standings(catalog, run))
 
     def standing(self, name: Name) -> Standing:
         """Where its marks leave a checkpoint."""

@@ -36,7 +36,7 @@ from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step
 from ckptstore.leases import LeaseKeeper
 from ckptstore.manifest import FORMAT, FileEntry, Manifest
-from ckptstore.records import Commit, ManifestPin, Void, finite, timestamp, writer_here
+from ckptstore.records import Commit, ManifestPin, finite, timestamp, writer_here
 from ckptstore.savefile import SaveFile
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.transfer import Moved, Mover, SourceFile, SourceIdentity, Transfer
@@ -325,7 +325,7 @@ class Save:
 
     def _check_not_voided(self) -> None:
         found = self._catalog.find(self.run, self.name)
-        if found is not None and isinstance(found.record, Void):
+        if found is not None and found.is_void:
             raise self._voided()
 
     def _voided(self) -> VoidedError:

@@ -18,7 +18,7 @@ from ckptstore.layout import Name, check_run, check_step
 from ckptstore.listing import Row, ref_of
 from ckptstore.pushing import PushResult, push
 from ckptstore.reading import Checkpoint
-from ckptstore.records import BestRule, Void
+from ckptstore.records import BestRule
 from ckptstore.runview import RunView
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.saving import Save
@@ -179,7 +179,7 @@ class Store:
         check_run(run)
         self.catalog.marker()
         found = self.catalog.newest(run)
-        return self._checkpoint(run, found) if found is not None else None
+        return self.checkpoint_of(run, found) if found is not None else None
 
     def get(self, run: str, *, step: int | None = None, name: str | None = None) -> Checkpoint:
         """A commit by its step (the newest with it) or by its full name.
@@ -211,7 +211,7 @@ class Store:
             newest = self.catalog.newest(run)
             if newest is None:
                 raise NotFoundError(f"run {run!r} in {self.uri} has no checkpoint")
-            return self._checkpoint(run, newest)
+            return self.checkpoint_of(run, newest)
         view = RunView.of(self.catalog, run)
         if selector == "best":
             if view.best_rule is None:
@@ -231,20 +231,25 @@ class Store:
 
     def _named(self, run: str, name: Name) -> Checkpoint:
         found = self.catalog.find(run, name)
-        if found is None or isinstance(found.record, Void):
+        if found is None or found.is_void:
             raise NotFoundError(f"there is no checkpoint {name} in run {run!r} of {self.uri}")
-        return self._checkpoint(run, found)
+        return self.checkpoint_of(run, found)
 
     def _with_step(self, run: str, step: int) -> Checkpoint:
-        found = self._newest_with_step(run, step)
+        found = self.catalog.newest(run, step)
         if found is not None:
-            return self._checkpoint(run, found)
+            return self.checkpoint_of(run, found)
         steps = sorted({n.step for n in self.catalog.record_names(run)})
         near = sorted(steps, key=lambda s: (abs(s - step), s))[:5]
         hint = f"near it: {', '.join(map(str, sorted(near)))}" if near else None
         raise NotFoundError(f"run {run!r} in {self.uri} has no step {step}", hint=hint)
 
-    def _checkpoint(self, run: str, found: Found) -> Checkpoint:
+    def checkpoint_of(self, run: str, found: Found) -> Checkpoint:
+        """The commit that was found.
+
+        Raises:
+            IntegrityError: its record cannot be read.
+        """
         if found.commit is None:
             assert found.problem is not None
             raise IntegrityError(
@@ -252,17 +257,9 @@ class Store:
                 hint=found.problem.hint
                 or f"what is intact: ckpt resume-info {run}@latest --store {self.uri}",
             )
-        newest = self._newest_with_step(run, found.name.step)
+        newest = self.catalog.newest(run, found.name.step)
         names = {found.name.step: newest.name} if newest is not None else {}
         return Checkpoint(self.catalog, run, found.commit, ref=ref_of(run, found.name, names))
-
-    def _newest_with_step(self, run: str, step: int) -> Found | None:
-        for name in reversed(self.catalog.record_names(run)):
-            if name.step == step:
-                found = self.catalog.find(run, name)
-                if found is not None and not isinstance(found.record, Void):
-                    return found
-        return None
 
     def rows(self, run: str | None = None, *, everything: bool = False) -> Sequence[Row]:
         """A listing for people: see :func:`ckptstore.listing.rows`."""

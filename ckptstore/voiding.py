@@ -39,7 +39,7 @@ def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
     if catalog.create_document(RunKeys(run).record(name), document.encode(void)):
         return True
     found = catalog.find(run, name)
-    return found is not None and isinstance(found.record, Void)
+    return found is not None and found.is_void
 
 
 def discard(catalog: Catalog, run: str, name: Name, reason: str) -> bool:

@@ -17,7 +17,7 @@ from ckptstore.durations import spell_duration
 from ckptstore.errors import ConflictError, IntegrityError
 from ckptstore.layout import Name, RunKeys, is_temporary
 from ckptstore.leases import is_live
-from ckptstore.records import Trash, Void
+from ckptstore.records import Trash
 from ckptstore.store import Store
 from ckptstore.voiding import discard
 
@@ -145,7 +145,7 @@ class _Collection:
         self, name: Name, found: Found | None, held: HeldLease | None
     ) -> Iterator[GcAction]:
         key = self.keys.directory(name)
-        if found is not None and not isinstance(found.record, Void):
+        if found is not None and not found.is_void:
             return
         listed = self.catalog.backend.list(key, recursive=True)
         size = sum(e.size for e in listed)
@@ -173,7 +173,7 @@ class _Collection:
     def _trashed(
         self, name: Name, trash: Trash | None, has_files: bool, found: Found | None
     ) -> Iterator[GcAction]:
-        has_files = has_files and (found is None or isinstance(found.record, Void))
+        has_files = has_files and (found is None or found.is_void)
         key = self.keys.directory(name) if has_files else self.keys.trash_record(name)
         if trash is None:
             yield GcAction(key, False, "its trash record cannot be read")
@@ -188,7 +188,7 @@ class _Collection:
             size = sum(e.size for e in listed)
         if left > 0:
             yield GcAction(key, False, f"in the trash for another {spell_duration(left)}", size)
-        elif found is not None and not isinstance(found.record, Void):
+        elif found is not None and not found.is_void:
             if not self.dry_run:
                 self.catalog.backend.delete([key])
             yield GcAction(key, True, "its checkpoint is not deleted")

@@ -12,7 +12,6 @@ from ckptstore.layout import MANIFEST, RunKeys
 from ckptstore.listing import ref_of
 from ckptstore.marks import note_verified
 from ckptstore.reading import Checkpoint
-from ckptstore.records import Void
 from ckptstore.runview import RunView
 from ckptstore.store import Store
 from ckptstore.transfer import Mover, OnMismatch, ProgressCallback
@@ -118,7 +117,7 @@ def verify_run(
     view = RunView.of(catalog, run)
     newest = {name.step: name for name, _ in view.commits}
     for found in view.found:
-        if isinstance(found.record, Void):
+        if found.is_void:
             continue
         if found.commit is None:
             key = f"commits/{found.name}.json"
