@@ -6,7 +6,7 @@ process on any host gets the same answer after any crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,8 +42,8 @@ from ckptstore.records import (
     timestamp,
 )
 
-MANIFEST_LIMIT = 2 * 1024**3
-"""A longer manifest (a checkpoint of some 500 TB) is not read."""
+MANIFEST_LIMIT = 256 * 1024**2
+"""A longer manifest (a checkpoint of some 60 TB) is not read."""
 
 T = TypeVar("T")
 
@@ -199,14 +199,17 @@ class Catalog:
         return self.marker()
 
     def check_alive(self) -> None:
-        """Look again for the marker before "nothing there" is believed.
+        """Look again for the marker, before "nothing there" is believed or a record is created.
 
         Raises:
-            NotFoundError: the store's root has gone (a disk that was unmounted).
+            NotFoundError: the store's root has gone (a disk that was unmounted), or is another's.
         """
-        if self.backend.stat(MARKER) is None:
+        known, self._marker = self._marker, None
+        found = self.find_marker()
+        if found is None or (known is not None and known.store != found.store):
+            self._marker = known
             raise NotFoundError(
-                f"the store {self.uri} has gone: {MARKER} is not there any more",
+                f"the store {self.uri} has gone: its {MARKER} is not there any more",
                 hint="is the disk mounted?",
             )
 
@@ -228,7 +231,10 @@ class Catalog:
             raise
         if created and self.backend.capabilities.exclusive_create:
             return True
-        return self._is_at(key, data)
+        if not self._is_at(key, data):
+            return False
+        self.backend.sync([key.rpartition("/")[0]])
+        return True
 
     def _is_at(self, key: str, data: bytes) -> bool:
         try:
@@ -338,6 +344,35 @@ class Catalog:
         )
         return sorted(name for name in found if name is not None)
 
+    def lost_records(
+        self,
+        run: str,
+        directories: Iterable[Name],
+        leases: Iterable[HeldLease],
+        records: Iterable[Name],
+    ) -> list[Name]:
+        """Complete checkpoints whose record has been lost, in order of saving.
+
+        A save keeps its lease until its record exists, and a delete writes a trash record before it
+        removes the record. So a directory with a manifest and without any of the three was
+        committed once: it is not garbage.
+
+        Args:
+            run: The run.
+            directories, leases, records: What the run has, listed in this order.
+        """
+        known = {held.name for held in leases} | set(records) | set(self.trash_names(run))
+        return [name for name in directories if name not in known and self._is_lost(run, name)]
+
+    def _is_lost(self, run: str, name: Name) -> bool:
+        """A second look: an undelete may have moved between the listings."""
+        keys = RunKeys(run)
+        return (
+            self.backend.stat(keys.manifest(name)) is not None
+            and self.find(run, name) is None
+            and self.backend.stat(keys.trash_record(name)) is None
+        )
+
     def leases(self, run: str) -> list[HeldLease]:
         """The leases of the run's unfinished saves."""
         held = []
@@ -363,8 +398,8 @@ class Catalog:
         )
         return sorted(name for name in names if name is not None)
 
-    def find_trash(self, run: str, name: Name) -> Trash | None:
-        """The trash record of ``name``; ``None`` when there is none.
+    def find_trash(self, run: str, name: Name) -> tuple[Trash | None, bytes]:
+        """The trash record of ``name`` and its bytes; ``None`` and none when there is none.
 
         Raises:
             IntegrityError: it is damaged.
@@ -373,8 +408,8 @@ class Catalog:
         try:
             data = self.backend.read(key, document.SIZE_LIMIT)
         except NotFoundError:
-            return None
-        return decode_trash(data, run, name, f"the trash record of {run}@{name}")
+            return None, b""
+        return decode_trash(data, run, name, f"the trash record of {run}@{name}"), data
 
     def new_name(self, run: str, step: int) -> Name:
         """A name for a new checkpoint: after all that the run has seen, and not taken."""

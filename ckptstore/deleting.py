@@ -16,13 +16,20 @@ import logging
 from ckptstore import document
 from ckptstore.catalog import Catalog
 from ckptstore.durations import LONGEST
-from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError, UsageError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    UsageError,
+    printable,
+)
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Commit, Trash, decode_record, timestamp, writer_here
 from ckptstore.runview import RunView
-from ckptstore.voiding import discard
+from ckptstore.voiding import discard, ensure_void
 
 log = logging.getLogger(__name__)
 
@@ -59,35 +66,38 @@ def delete(
     if found is None or found.commit is None:
         raise NotFoundError(f"{checkpoint.ref} is not there any more")
     check_guards(catalog, checkpoint, force)
+    trash = _put_trash(catalog, run, name, found.data, grace, reason)
+    try:
+        check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
+    except ConflictError:
+        catalog.backend.remove_if(keys.trash_record(name), trash)
+        raise
+    if not catalog.backend.remove_if(keys.record(name), found.data):
+        raise ConflictError(f"{checkpoint.ref} was deleted by someone else at the same time")
+    # Written anew: whoever judged the first one to be a leftover beside a commit removes only that.
+    _put_trash(catalog, run, name, found.data, grace, reason)
+    refresh_hint(catalog, run)
+
+
+def _put_trash(
+    catalog: Catalog, run: str, name: Name, record: bytes, grace: float, reason: str
+) -> bytes:
+    """Write a trash record; no two have the same bytes."""
     trash = document.encode(
         Trash(
             name=str(name),
             run=run,
-            record=found.data.decode(),
+            record=record.decode(),
             grace=grace,
             created=timestamp(),
             writer=writer_here(random_letters()),
             reason=reason,
         )
     )
-    _put_trash(catalog, run, name, trash)
-    try:
-        check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
-    except ConflictError:
-        catalog.backend.delete([keys.trash_record(name)])
-        raise
-    if not catalog.backend.remove_if(keys.record(name), found.data):
-        raise ConflictError(f"{checkpoint.ref} was deleted by someone else at the same time")
-    if catalog.backend.stat(keys.trash_record(name)) is None:
-        # A purge that saw both records took ours for a leftover.
-        _put_trash(catalog, run, name, trash)
-    refresh_hint(catalog, run)
-
-
-def _put_trash(catalog: Catalog, run: str, name: Name, trash: bytes) -> None:
     keys = RunKeys(run)
     catalog.backend.put(keys.trash_record(name), trash)
     catalog.backend.sync([keys.trash, run])
+    return trash
 
 
 def check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
@@ -102,6 +112,12 @@ def check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
         raise ConflictError(
             f"{checkpoint.ref} is pinned",
             hint=f"ckpt pin --remove {checkpoint.ref} --store {catalog.uri}",
+        )
+    if standing.unreadable:
+        raise ConflictError(
+            f"{checkpoint.ref} has a mark that cannot be read and may be a pin: "
+            f"{printable(standing.unreadable[0])}",
+            hint="look at it; if it is of no use, remove that file by hand",
         )
     guards = view.guards(checkpoint.name)
     if guards and not force:
@@ -121,7 +137,7 @@ def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
     """
     catalog.require_writable()
     keys = RunKeys(run)
-    trash = catalog.find_trash(run, name)
+    trash, trash_data = catalog.find_trash(run, name)
     if trash is None:
         raise NotFoundError(
             f"{run}@{name} is not in the trash",
@@ -140,7 +156,7 @@ def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:
     if not catalog.create_document(keys.record(name), data):
         _check_undeletable(catalog, run, name)
         raise ConflictError(f"{run}@{name} is being deleted")
-    catalog.backend.delete([keys.trash_record(name)])
+    catalog.backend.remove_if(keys.trash_record(name), trash_data)  # not one of a later delete
     refresh_hint(catalog, run)
     return checkpoint
 
@@ -155,15 +171,33 @@ def _check_undeletable(catalog: Catalog, run: str, name: Name) -> None:
     raise ConflictError(f"{run}@{name} is not deleted")
 
 
-def purge(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
+def purge(catalog: Catalog, run: str, name: Name, trash: bytes, reason: str) -> bool:
     """Remove a trashed checkpoint for good.
 
+    Args:
+        catalog: The store.
+        run, name: Which one.
+        trash: Its trash record, as it was when its time was found to be over.
+        reason: Kept in the void.
+
     Returns:
-        Whether its files were removed; ``False`` when it was undeleted meanwhile.
+        Whether its files were removed; ``False`` when it was undeleted, or deleted anew, meanwhile:
+        the trash record stays then, for a delete may be at work on it.
     """
-    removed = discard(catalog, run, name, reason)
-    catalog.backend.delete([RunKeys(run).trash_record(name)])
-    return removed
+    key = RunKeys(run).trash_record(name)
+    if catalog.find_trash(run, name)[1] != trash:
+        return False
+    void = ensure_void(catalog, run, name, reason)
+    if not void:
+        return False
+    if catalog.find_trash(run, name)[1] not in (trash, b""):
+        # Undeleted and deleted anew since the look before the void. Nothing is removed yet, so
+        # what was created last can go, and the new grace period runs.
+        catalog.backend.remove_if(RunKeys(run).record(name), void)
+        return False
+    discard(catalog, run, name, reason)
+    catalog.backend.delete([key])
+    return True
 
 
 def refresh_hint(catalog: Catalog, run: str) -> None:

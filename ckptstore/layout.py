@@ -20,6 +20,9 @@ MIRRORS = "mirrors"
 TEMPORARY_PREFIX = ".ckpt-tmp-"
 """Every file of ours that is not complete yet has a name that starts with this."""
 
+STAGING_PREFIX = ".ckpt-pull-"
+"""A pull collects its files in a directory of the destination whose name starts with this."""
+
 STEP_LIMIT = 10**15
 SEQ_LIMIT = 10**12
 
@@ -225,8 +228,9 @@ def check_new_path(path: str) -> None:
             problem = "is not valid UTF-8"
     if problem is None and any(unicodedata.category(c) == "Cc" for c in path):
         problem = "holds a control character"
-    if problem is None and any(p.startswith(TEMPORARY_PREFIX) for p in path.split("/")):
-        problem = f"has a part that starts with {TEMPORARY_PREFIX!r}, which is reserved"
+    reserved = (TEMPORARY_PREFIX, STAGING_PREFIX)
+    if problem is None and any(p.startswith(reserved) for p in path.split("/")):
+        problem = f"has a part that starts with one of {', '.join(reserved)}, which are ours"
     if problem is not None:
         raise UsageError(
             f"{printable(path)!r} {problem} and cannot be stored", hint="rename it, or leave it out"

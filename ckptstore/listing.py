@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from ckptstore.catalog import Catalog, Found
+from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.durations import spell_duration
 from ckptstore.errors import CkptError, IntegrityError
 from ckptstore.layout import Name, RunKeys, check_run
@@ -66,15 +66,20 @@ def rows(catalog: Catalog, run: str | None = None, *, everything: bool = False) 
 
 
 def _rows_of(catalog: Catalog, run: str, everything: bool) -> list[Row]:
-    unfinished = _unfinished(catalog, run) if everything else []
+    directories = catalog.directories(run)
+    leases = catalog.leases(run)
+    unfinished = _unfinished(catalog, run, directories, leases) if everything else []
     view = RunView.of(catalog, run)
-    newest = {name.step: name for name, _ in view.commits}
+    lost = catalog.lost_records(run, directories, leases, view.names)
+    newest = {f.name.step: f.name for f in view.found}
     rows = [_row(run, f, view, newest) for f in view.found]
-    committed = {f.name for f in view.found}
+    rows += [_unreadable(run, name, "damaged", RECORD_LOST) for name in lost]
+    committed = {f.name for f in view.found} | set(lost)
     if everything:
         trashed = _trashed(catalog, run, committed)
         gone = committed | {Name.parse(r.name) for r in trashed}
         rows += trashed + [r for r in unfinished if Name.parse(r.name) not in gone]
+    if everything or lost:
         rows.sort(key=lambda r: (r.seq, r.name[-8:]))
     return rows
 
@@ -106,7 +111,7 @@ def _row(run: str, found: Found, view: RunView, newest: dict[int, Name]) -> Row:
     )
 
 
-def _unreadable(run: str, name: Name, state: State, problem: IntegrityError | None) -> Row:
+def _unreadable(run: str, name: Name, state: State, problem: IntegrityError | str | None) -> Row:
     """A row for a record that says nothing of itself."""
     return Row(
         ref=f"{run}@{name}",
@@ -123,10 +128,14 @@ def _unreadable(run: str, name: Name, state: State, problem: IntegrityError | No
     )
 
 
-def _unfinished(catalog: Catalog, run: str) -> list[Row]:
+RECORD_LOST = "its record is missing"
+
+
+def _unfinished(
+    catalog: Catalog, run: str, names: Sequence[Name], all_leases: Sequence[HeldLease]
+) -> list[Row]:
     """Directories without a record, looked at before the records are."""
-    names = catalog.directories(run)
-    leases = {held.name: held for held in catalog.leases(run)}
+    leases = {held.name: held for held in all_leases}
     now = _now(catalog) if leases else 0.0
     rows = []
     for name in names:
@@ -174,11 +183,12 @@ def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:
         if name in committed:
             continue
         try:
-            trash = catalog.find_trash(run, name)
+            trash, _ = catalog.find_trash(run, name)
             if trash is None:
                 continue
             record = decode_record(trash.record.encode(), run, name, "the record in the trash")
-            assert isinstance(record, Commit)
+            if not isinstance(record, Commit):
+                raise IntegrityError(f"the trash of {run}@{name} holds no commit")
         except IntegrityError as error:
             rows.append(_unreadable(run, name, "trashed", error))
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ckptstore import document
 from ckptstore.catalog import Catalog
-from ckptstore.errors import Damage, IntegrityError, NotFoundError, UsageError
+from ckptstore.errors import ConflictError, Damage, IntegrityError, NotFoundError, UsageError
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys, check_tag
 from ckptstore.records import Commit, DamageNote, Mark, decode_mark, finite, timestamp, writer_here
@@ -129,6 +129,12 @@ def pin(catalog: Catalog, run: str, name: Name) -> bool:
     if standing(catalog, run, name).pinned:
         return False
     _add(catalog, _new(run, name, "pin"), name)
+    found = catalog.find(run, name)
+    if found is None or found.is_void:
+        raise ConflictError(
+            f"{run}@{name} was deleted at the same time",
+            hint="it is pinned, so gc keeps it: bring it back with ckpt undelete",
+        )
     return True
 
 

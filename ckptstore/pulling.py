@@ -32,13 +32,12 @@ from ckptstore.errors import (
     translate_os_errors,
 )
 from ckptstore.hashing import BLOCK_SIZE
+from ckptstore.layout import STAGING_PREFIX
 from ckptstore.manifest import FileEntry
 from ckptstore.transfer import Mover, OnMismatch, ProgressCallback, Transfer
 
 if TYPE_CHECKING:
     from ckptstore.reading import Checkpoint
-
-STAGING_PREFIX = ".ckpt-pull-"
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class _Push:
     def _check_apart(self) -> None:
         """A directory that holds the store would be pushed into itself."""
         root = self.catalog.backend.local_path("")
-        if root is not None and os.path.realpath(root).startswith(f"{self.source.root}/"):
+        if root is not None and f"{os.path.realpath(root)}/".startswith(f"{self.source.root}/"):
             raise UsageError(
                 f"the store {self.catalog.uri} lies inside {printable(self.source.root)}",
                 hint="push a directory without the store, or put the store elsewhere",

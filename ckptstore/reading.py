@@ -195,7 +195,14 @@ class Checkpoint:
         )
 
     def report_damage(self, damage: tuple[Damage, ...], *, deep: bool) -> None:
-        """Leave a mark of what was found damaged, where the store can be written."""
+        """Leave a mark of what was found damaged, where the store can be written.
+
+        Raises:
+            NotFoundError: the checkpoint is not damaged but was deleted meanwhile.
+        """
+        found = self.catalog.find(self.run, self.name)
+        if found is None or found.is_void:
+            raise NotFoundError(f"{self.ref} was deleted meanwhile")
         try:
             note_damage(self.catalog, self.run, self.name, damage, deep=deep)
         except CkptError as error:  # the damage itself is the news
@@ -268,6 +275,8 @@ class VerifiedFile(io.RawIOBase):
                 self._reader = backend.open_reader(self._checkpoint.key(self._entry.path))
             except NotFoundError:
                 self._damaged(0, 0, "missing")
+            except IntegrityError as error:
+                self._damaged(0, 0, str(error))
         assert self._reader is not None
         with memoryview(block) as view:
             return self._reader.read_into(offset, view)

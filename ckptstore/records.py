@@ -227,6 +227,11 @@ def _check_format(data: bytes, what: str) -> None:
         )
 
 
+def decode_any_record(data: bytes, what: str) -> Record:
+    """A record wherever it lies. Raises :class:`IntegrityError`."""
+    return _record.decode(data, what)
+
+
 def decode_record(data: bytes, run: str, name: Name, what: str) -> Record:
     """The record at ``name``'s commit key.
 
@@ -318,7 +323,7 @@ def process_here() -> Process:
         boot=_boot_id(),
         namespace=_pid_namespace(),
         pid=os.getpid(),
-        started=_started(os.getpid()),
+        started=_started(os.getpid()) or 0,
     )
 
 
@@ -329,7 +334,16 @@ def is_gone(process: Process) -> bool:
     """
     here = process_here()
     same = (process.host, process.boot, process.namespace) == (here.host, here.boot, here.namespace)
-    return same and bool(here.boot) and _started(process.pid) != process.started
+    if not same or not here.boot or process.pid <= 0:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it runs as another user
+        return False
+    started = _started(process.pid)
+    return started is not None and started != process.started
 
 
 @cache
@@ -348,11 +362,14 @@ def _pid_namespace() -> int:
         return 0
 
 
-def _started(pid: int) -> int:
-    """Start time of ``pid`` in clock ticks since boot; 0 when it is not running."""
+def _started(pid: int) -> int | None:
+    """Start time of ``pid`` in clock ticks since boot; ``None`` when that cannot be read.
+
+    A zombie has ended: its start time is given as 0.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             fields = f.read().rpartition(b")")[2].split()
     except OSError:
-        return 0
+        return None
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

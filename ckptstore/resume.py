@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckptstore.catalog import Found
 from ckptstore.errors import IntegrityError, NotFoundError
-from ckptstore.layout import Name, RunKeys
+from ckptstore.layout import Name
 from ckptstore.maintenance.verify import verify
 from ckptstore.reading import Checkpoint
 from ckptstore.store import Store
@@ -92,8 +92,9 @@ def plan_resume(
     catalog.require_run(run)
     # In this order a save that commits meanwhile is seen as committed, or not at all.
     unfinished = set(catalog.directories(run))
-    leased = {held.name for held in catalog.leases(run)}
+    leases = catalog.leases(run)
     records = set(catalog.record_names(run))
+    lost = set(catalog.lost_records(run, unfinished, leases, records))
     trashed = set(catalog.trash_names(run))
     passed: list[PassedOver] = []
     commits = 0
@@ -105,20 +106,12 @@ def plan_resume(
             if reason is None:
                 return ResumePlan(run, checkpoint, tuple(passed), commits)
             passed.append(PassedOver(name, reason))
+        elif name in lost:
+            commits += 1
+            passed.append(PassedOver(name, "has lost its record"))
         elif name in unfinished:
-            # A save keeps its lease until its record exists, so a complete directory without
-            # either has lost its record.
-            lost = found is None and name not in leased and _has_manifest(store, run, name)
-            commits += lost
-            passed.append(PassedOver(name, "has lost its record" if lost else _NEVER))
+            passed.append(PassedOver(name, "was never committed"))
     return ResumePlan(run, None, tuple(passed), commits)
-
-
-_NEVER = "was never committed"
-
-
-def _has_manifest(store: Store, run: str, name: Name) -> bool:
-    return store.backend.stat(RunKeys(run).manifest(name)) is not None
 
 
 def plan_from(store: Store, ref: Ref, *, deep: bool = False) -> ResumePlan:
@@ -152,7 +145,10 @@ def _judge(
     if checkpoint.standing.damaged and not deep:
         notes = checkpoint.standing.damage
         return None, f"damaged: {notes[0].path}: {notes[0].reason}" if notes else "damaged"
-    result = verify(checkpoint, deep=deep, progress=progress, cancel=cancel)
+    try:
+        result = verify(checkpoint, deep=deep, progress=progress, cancel=cancel)
+    except NotFoundError:
+        return None, "was deleted meanwhile"
     if result.ok:
         return checkpoint, None
     return None, f"damaged: {result.damage[0]}"

@@ -14,16 +14,24 @@ from ckptstore.records import BestRule, Commit
 
 @dataclass(frozen=True)
 class RunView:
-    """One look at all of a run's commits, for the questions that need all of them."""
+    """One look at all of a run's commits, for the questions that need all of them.
+
+    Attributes:
+        found: What stands at the commit keys, without voids.
+        names: The commit keys, voids included.
+        standings: Where marks leave those that have any.
+    """
 
     found: Sequence[Found]
+    names: Sequence[Name]
     standings: Mapping[Name, Standing]
 
     @classmethod
     def of(cls, catalog: Catalog, run: str) -> RunView:
         """Look now."""
-        found = catalog.find_all(run, catalog.record_names(run))
-        return cls([f for f in found if not f.is_void], marks.standings(catalog, run))
+        names = catalog.record_names(run)
+        found = catalog.find_all(run, names)
+        return cls([f for f in found if not f.is_void], names, marks.standings(catalog, run))
 
     def standing(self, name: Name) -> Standing:
         """Where its marks leave a checkpoint."""

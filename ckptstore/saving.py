@@ -74,12 +74,15 @@ class Save:
         parent = catalog.newest(run)
         self._parent = parent.commit if parent is not None else None
         self.name, self._lease = self._claim(step)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a file that is collected as garbage comes back here
+        self._process = os.getpid()
         self._entries: dict[str, FileEntry] = {}
         self._empty: list[str] = []
         self._open: set[str] = set()
         self._ended = False
-        self._forgotten = weakref.finalize(self, _warn_forgotten, f"{run}@{step}", self._lease)
+        self._forgotten = weakref.finalize(
+            self, _warn_forgotten, f"{run}@{step}", self._lease, os.getpid()
+        )
         self.sent_bytes = 0
         self.committed: Commit | None = None
 
@@ -161,10 +164,10 @@ class Save:
         """A binary file to write ``path`` through; it is complete when it is closed."""
         self._check_running()
         self._reserve(path)
-        with self._lock:
-            self._open.add(path)
         key = self._keys.file(self.name, path)
         writer = self._backend.open_writer(key, executable=executable)
+        with self._lock:
+            self._open.add(path)
         return SaveFile(
             writer, path, executable=executable, complete=self.complete, given_up=self._forget
         )
@@ -216,6 +219,8 @@ class Save:
     def _check_running(self) -> None:
         if self._ended:
             raise UsageError("the save has ended")
+        if os.getpid() != self._process:
+            raise UsageError("a save goes on only in the process that began it, not in a fork")
 
     # Ending
 
@@ -311,6 +316,7 @@ class Save:
         )
 
     def _create_record(self, commit: Commit) -> None:
+        self._catalog.check_alive()
         data = document.encode(commit)
         key = self._keys.record(self.name)
         try:
@@ -352,7 +358,7 @@ class Save:
         Its files go at once, or stay for the next save if ``keep_partial`` says so (not when the
         disk is full: then they are what fills it).
         """
-        if self._ended:
+        if self._ended or os.getpid() != self._process:
             return
         self._ended = True
         self._forgotten.detach()
@@ -380,15 +386,17 @@ class Save:
             self.abort(error)
             return
         try:
-            if not self._ended:
+            if not self._ended and os.getpid() == self._process:
                 self.commit()
         except BaseException as failure:
             self.abort(failure)
             raise
 
 
-def _warn_forgotten(what: str, lease: LeaseKeeper) -> None:
+def _warn_forgotten(what: str, lease: LeaseKeeper, process: int) -> None:
     """A save that was neither committed nor aborted when it was collected, or at exit."""
+    if os.getpid() != process:  # a forked child ends: the save is its parent's
+        return
     log.error("the save of %s was never committed: there is no such checkpoint", what)
     with suppress(CkptError):
         lease.abandon()

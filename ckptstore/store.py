@@ -158,7 +158,7 @@ class Store:
         check_run(run)
         self.catalog.require_run(run)
         view = RunView.of(self.catalog, run)
-        newest = {name.step: name for name, _ in view.commits}
+        newest = {f.name.step: f.name for f in view.found}
         return [
             Checkpoint(
                 self.catalog,
@@ -239,7 +239,7 @@ class Store:
         found = self.catalog.newest(run, step)
         if found is not None:
             return self.checkpoint_of(run, found)
-        steps = sorted({n.step for n in self.catalog.record_names(run)})
+        steps = sorted({f.name.step for f in RunView.of(self.catalog, run).found})
         near = sorted(steps, key=lambda s: (abs(s - step), s))[:5]
         hint = f"near it: {', '.join(map(str, sorted(near)))}" if near else None
         raise NotFoundError(f"run {run!r} in {self.uri} has no step {step}", hint=hint)

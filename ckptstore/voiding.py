@@ -17,12 +17,12 @@ from ckptstore.manifest import FORMAT
 from ckptstore.records import Void, timestamp, writer_here
 
 
-def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
+def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bytes:
     """Make sure that ``name`` can never be committed.
 
     Returns:
-        Whether a void stands at the commit key now. ``False`` means that a commit, or something
-        that cannot be read, stands there: nothing of the checkpoint may be deleted.
+        The void that stands at the commit key now. Empty when a commit, or something that cannot
+        be read, stands there: nothing of the checkpoint may be deleted.
     """
     marker = catalog.require_deletable()
     void = Void(
@@ -36,10 +36,11 @@ def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bool:
         writer=writer_here(random_letters()),
         reason=reason,
     )
-    if catalog.create_document(RunKeys(run).record(name), document.encode(void)):
-        return True
+    data = document.encode(void)
+    if catalog.create_document(RunKeys(run).record(name), data):
+        return data
     found = catalog.find(run, name)
-    return found is not None and found.is_void
+    return found.data if found is not None and found.is_void else b""
 
 
 def discard(catalog: Catalog, run: str, name: Name, reason: str) -> bool:

@@ -53,8 +53,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         key: The key.
         size: Bytes; 0 for a directory.
-        modified: Seconds since the epoch by the storage's clock; 0.0 for a directory of an object
-            store, which has no time.
+        modified: Seconds since the epoch by the storage's clock; 0.0 for a directory, which has no
+            time on an object store.
         is_directory: Whether other keys lie below it.
     """
 

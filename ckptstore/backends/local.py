@@ -86,11 +86,22 @@ class LocalBackend(Backend):
         )
 
     def _path(self, key: str) -> str:
-        return f"{self.root}/{key}" if key else self.root
+        """The path of a key.
+
+        Raises:
+            IntegrityError: a directory on the way is a symbolic link: it could lead anywhere.
+        """
+        parts = key.split("/")
+        path = self.root
+        for part in parts[:-1]:
+            path = f"{path}/{part}"
+            if os.path.islink(path):
+                raise IntegrityError(f"{printable(path)} is a symbolic link")
+        return f"{path}/{parts[-1]}" if key else path
 
     def local_path(self, key: str) -> str | None:
         """The path of ``key``."""
-        return self._path(key)
+        return f"{self.root}/{key}" if key else self.root
 
     def stat(self, key: str) -> Entry | None:
         """See :class:`Backend`. Symbolic links are not followed and count as nothing."""
@@ -138,10 +149,12 @@ class LocalBackend(Backend):
                     if is_directory and recursive:
                         pending.append(key)
                         continue
+                    if is_directory:
+                        found.append(Entry(key, 0, 0.0, is_directory=True))
+                        continue
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         status = entry.stat(follow_symlinks=False)
-                        size = 0 if is_directory else status.st_size
-                        found.append(Entry(key, size, status.st_mtime, is_directory))
+                        found.append(Entry(key, status.st_size, status.st_mtime))
 
     def read(self, key: str, limit: int) -> bytes:
         """See :class:`Backend`."""
@@ -216,40 +229,28 @@ class LocalBackend(Backend):
     def remove_if(self, key: str, data: bytes) -> bool:
         """See :class:`Backend`.
 
-        The object is renamed aside, looked at, and put back if it is another one: looking first
-        and unlinking then could remove what came in between.
+        The object is looked at, renamed aside, looked at again, and put back if it is another one:
+        unlinking after a look could remove what came in between.
         """
         path = self._path(key)
         directory = os.path.dirname(path)
         aside = temporary_path(directory)
         with translate_os_errors(path):
             try:
+                if not _holds(path, data):
+                    return False
                 os.rename(path, aside)
             except FileNotFoundError:
                 return False
+            same = False
             try:
-                with open(aside, "rb") as f:
-                    same = f.read(len(data) + 1) == data
-            except OSError:
-                self._put_back(aside, path)
-                raise
-            if same:
-                os.unlink(aside)
-            else:
-                self._put_back(aside, path)
+                same = _holds(aside, data)
+            finally:
+                if not same:
+                    _put_back(aside, path)
+            os.unlink(aside)
             sync_directory(directory)
-            return same
-
-    @staticmethod
-    def _put_back(aside: str, path: str) -> None:
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            raise TemporaryError(
-                f"{printable(path)} was replaced while it was looked at",
-                hint=f"what it was is kept in {printable(aside)}",
-            ) from None
-        os.unlink(aside)
+            return True
 
     def make_directory(self, key: str) -> bool:
         """See :class:`Backend`."""
@@ -352,3 +353,21 @@ class LocalBackend(Backend):
             finally:
                 os.close(fd)
                 os.unlink(temporary)
+
+
+def _holds(path: str, data: bytes) -> bool:
+    with open(os.open(path, READ), "rb") as f:
+        return f.read(len(data) + 1) == data
+
+
+def _put_back(aside: str, path: str) -> None:
+    """Undo a rename, without replacing what may stand there now."""
+    os.utime(aside)  # gc leaves young temporaries alone
+    try:
+        link_or_copy(aside, path)
+    except FileExistsError:
+        raise TemporaryError(
+            f"{printable(path)} was replaced while it was looked at",
+            hint=f"what it was is kept in {printable(aside)}",
+        ) from None
+    os.unlink(aside)

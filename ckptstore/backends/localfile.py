@@ -25,7 +25,7 @@ from ckptstore.layout import TEMPORARY_PREFIX
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """What ``link`` says where it cannot link at all."""
 
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -139,6 +139,10 @@ def link_or_copy(source: str, target: str) -> None:
     """
     try:
         os.link(source, target)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and then meets its own link.
+        if not os.path.samestat(os.lstat(source), os.lstat(target)):
+            raise
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise

@@ -8,18 +8,27 @@ finds without any of the three has none. And nothing in a directory is deleted b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ckptstore.backends.base import Entry
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.deleting import DEFAULT_GRACE, purge
+from ckptstore.document import SIZE_LIMIT
 from ckptstore.durations import spell_duration
-from ckptstore.errors import ConflictError, IntegrityError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    PartialError,
+)
 from ckptstore.layout import Name, RunKeys, is_temporary
-from ckptstore.leases import is_live
-from ckptstore.records import Trash
+from ckptstore.leases import STALE_SECONDS, is_live
+from ckptstore.marks import standing
+from ckptstore.records import Trash, Void, decode_any_record
 from ckptstore.store import Store
-from ckptstore.voiding import discard
+from ckptstore.voiding import discard, ensure_void
 
 
 @dataclass(frozen=True)
@@ -71,13 +80,15 @@ def gc(
         store: The store.
         run: Only this run.
         grace: Seconds, by the store's clock, that a dead save is left alone.
-        force: Also where the storage cannot create exclusively, and where there are directories
-            and no record at all (which may be a store that lost its records).
+        force: Also where the storage cannot create exclusively, and what may be a checkpoint that
+            has lost its record: a run with directories and no record at all, and a complete
+            directory with neither record nor lease.
         dry_run: Only say what would be done.
 
     Raises:
         NotFoundError: there is no such store or run.
-        ConflictError: the store looks as if it had lost its records; nothing was touched.
+        ConflictError: the run looks as if it had lost its records; nothing of it was touched.
+        PartialError: the same, or an error of the storage, in some of several runs.
     """
     catalog = store.catalog
     catalog.require_deletable()
@@ -91,11 +102,26 @@ def gc(
         catalog.require_run(run)
     now = catalog.backend.clock()
     actions: list[GcAction] = []
-    for one in [run] if run is not None else catalog.runs():
-        actions += _Collection(catalog, one, now, grace, dry_run).run(force)
+    runs = [run] if run is not None else catalog.runs()
+    failed: list[CkptError] = []
+    for one in runs:
+        try:
+            actions += _Collection(catalog, one, now, grace, dry_run).run(force)
+        except CkptError as error:  # the other runs have their own trash
+            failed.append(error)
+    if len(failed) == 1 == len(runs):
+        raise failed[0]
+    if failed:
+        raise PartialError(
+            f"{len(failed)} of {len(runs)} runs could not be collected; the first: {failed[0]}",
+            hint=failed[0].hint,
+        )
     if run is None:
         actions += _stray(catalog, "", now, grace, dry_run)
     return GcResult(tuple(actions), dry_run)
+
+
+_OVER = "its time in the trash is over"
 
 
 class _Collection:
@@ -113,15 +139,20 @@ class _Collection:
         leases = self.catalog.leases(self.name)
         records = {f.name: f for f in self._records()}
         trash = {name: self._trash(name) for name in self.catalog.trash_names(self.name)}
-        if directories and not records and not trash and not force:
+        orphans = [name for name in directories if name not in trash]
+        if orphans and not records and not force:
             raise ConflictError(
-                f"run {self.name!r} in {self.catalog.uri} has {len(directories)} directories of "
+                f"run {self.name!r} in {self.catalog.uri} has {len(orphans)} directories of "
                 "checkpoints and no record: its records may be lost",
                 hint="look at them; if none was ever committed: ckpt gc --force",
             )
+        lost = () if force else self.catalog.lost_records(self.name, orphans, leases, records)
         newest_lease = {held.name: held for held in sorted(leases, key=lambda h: h.modified)}
-        for name in directories:
-            if name not in trash:
+        for name in orphans:
+            if name in lost:
+                why = "it is complete and has lost its record; --force removes it"
+                yield GcAction(self.keys.directory(name), False, why)
+            else:
                 yield from self._directory(name, records.get(name), newest_lease.get(name))
         for name, record in trash.items():
             yield from self._trashed(name, record, name in directories, records.get(name))
@@ -131,15 +162,27 @@ class _Collection:
             yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
         for marked in self.catalog.backend.list(self.keys.marks):
             yield from _stray(self.catalog, marked.key, self.now, self.grace, self.dry_run)
+            yield from self._marks(marked.key, directories, records)
 
     def _records(self) -> list[Found]:
         return self.catalog.find_all(self.name, self.catalog.record_names(self.name))
 
-    def _trash(self, name: Name) -> Trash | None:
+    def _trash(self, name: Name) -> tuple[Trash | None, bytes]:
         try:
             return self.catalog.find_trash(self.name, name)
         except IntegrityError:
-            return None
+            return None, b""
+
+    def _marks(
+        self, key: str, directories: Sequence[Name], records: Mapping[Name, Found]
+    ) -> Iterator[GcAction]:
+        """Marks of what was removed for good, written by someone who did not know yet."""
+        name = Name.parse(key.rpartition("/")[2])
+        found = records.get(name) if name is not None else None
+        if name not in directories and found is not None and found.is_void:
+            if not self.dry_run:
+                self.catalog.backend.remove_tree(key)
+            yield GcAction(key, True, "marks of a checkpoint that was removed")
 
     def _directory(
         self, name: Name, found: Found | None, held: HeldLease | None
@@ -171,8 +214,9 @@ class _Collection:
             yield GcAction(key, False, "it was committed meanwhile", size)
 
     def _trashed(
-        self, name: Name, trash: Trash | None, has_files: bool, found: Found | None
+        self, name: Name, held: tuple[Trash | None, bytes], has_files: bool, found: Found | None
     ) -> Iterator[GcAction]:
+        trash, data = held
         has_files = has_files and (found is None or found.is_void)
         key = self.keys.directory(name) if has_files else self.keys.trash_record(name)
         if trash is None:
@@ -186,16 +230,28 @@ class _Collection:
         if has_files:
             listed = self.catalog.backend.list(self.keys.directory(name), recursive=True)
             size = sum(e.size for e in listed)
-        if left > 0:
+        if found is not None and not found.is_void:
+            yield from self._leftover(key, entry, trash, data)
+        elif left > 0:
             yield GcAction(key, False, f"in the trash for another {spell_duration(left)}", size)
-        elif found is not None and not found.is_void:
-            if not self.dry_run:
-                self.catalog.backend.delete([key])
-            yield GcAction(key, True, "its checkpoint is not deleted")
-        elif self.dry_run or purge(self.catalog, self.name, name, "its time in the trash is over"):
-            yield GcAction(key, True, "its time in the trash is over", size)
+        elif self._is_pinned(name):
+            yield GcAction(key, False, "in the trash, and pinned", size)
+        elif self.dry_run or purge(self.catalog, self.name, name, data, _OVER):
+            yield GcAction(key, True, _OVER, size)
         else:
             yield GcAction(key, False, "it was undeleted")
+
+    def _leftover(self, key: str, entry: Entry, trash: Trash, data: bytes) -> Iterator[GcAction]:
+        """A trash record beside a commit: of a delete at work, or of one that died at it."""
+        if self.now - entry.modified < max(trash.grace, STALE_SECONDS):
+            return
+        if not self.dry_run:
+            self.catalog.backend.remove_if(key, data)
+        yield GcAction(key, True, "its checkpoint is not deleted")
+
+    def _is_pinned(self, name: Name) -> bool:
+        now = standing(self.catalog, self.name, name)
+        return now.pinned or bool(now.unreadable)
 
     def _lease(
         self, held: HeldLease, has_directory: bool, found: Found | None
@@ -213,10 +269,26 @@ class _Collection:
 def _stray(
     catalog: Catalog, directory: str, now: float, grace: float, dry_run: bool
 ) -> Iterator[GcAction]:
-    """Temporaries that a killed process left."""
+    """Temporaries that a killed process left; those of the last half hour may be in use."""
+    least = max(grace, STALE_SECONDS)
     for entry in catalog.backend.list(directory):
-        if entry.is_directory or not is_temporary(entry.key) or now - entry.modified < grace:
+        if entry.is_directory or not is_temporary(entry.key) or now - entry.modified < least:
             continue
         if not dry_run:
+            _keep_void(catalog, directory, entry.key)
             catalog.backend.delete([entry.key])
         yield GcAction(entry.key, True, "left over from a process that was killed", entry.size)
+
+
+def _keep_void(catalog: Catalog, directory: str, key: str) -> None:
+    """A void that was about to be created, or was taken aside to be looked at, must stand."""
+    run, _, last = directory.rpartition("/")
+    if last != "commits":
+        return
+    try:
+        record = decode_any_record(catalog.backend.read(key, SIZE_LIMIT), key)
+    except (IntegrityError, NotFoundError):
+        return
+    name = Name.parse(record.name)
+    if isinstance(record, Void) and record.run == run and name is not None:
+        ensure_void(catalog, run, name, record.reason)

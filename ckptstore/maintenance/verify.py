@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckptstore.errors import CkptError, Damage
+from ckptstore.errors import CkptError, Damage, NotFoundError
 from ckptstore.layout import MANIFEST, RunKeys
-from ckptstore.listing import ref_of
+from ckptstore.listing import RECORD_LOST, ref_of
 from ckptstore.marks import note_verified
 from ckptstore.reading import Checkpoint
 from ckptstore.runview import RunView
@@ -114,8 +114,13 @@ def verify_run(
 ) -> Iterator[CheckResult]:
     """Verify every commit of a run, records that cannot be read and marks included."""
     catalog = store.catalog
+    directories = catalog.directories(run)
+    leases = catalog.leases(run)
     view = RunView.of(catalog, run)
-    newest = {name.step: name for name, _ in view.commits}
+    for name in catalog.lost_records(run, directories, leases, view.names):
+        damage = Damage(f"commits/{name}.json", 0, 0, RECORD_LOST)
+        yield CheckResult(f"{run}@{name}", run, str(name), 0, (damage,))
+    newest = {f.name.step: f.name for f in view.found}
     for found in view.found:
         if found.is_void:
             continue
@@ -125,7 +130,12 @@ def verify_run(
             yield CheckResult(f"{run}@{found.name}", run, str(found.name), 0, (damage,))
             continue
         checkpoint = Checkpoint(catalog, run, found.commit, ref=ref_of(run, found.name, newest))
-        result = verify(checkpoint, deep=deep, threads=threads, progress=progress, cancel=cancel)
+        try:
+            result = verify(
+                checkpoint, deep=deep, threads=threads, progress=progress, cancel=cancel
+            )
+        except NotFoundError:  # deleted meanwhile
+            continue
         bad_marks = tuple(
             Damage(key.partition("/")[2], 0, 0, "the mark is damaged")
             for key in view.standing(found.name).unreadable

@@ -162,11 +162,13 @@ def sample(
     clock: Callable[[], float],
     runs: int,
     seed: int = 0,
+    at_end: Check | None = None,
 ) -> Exploration:
     """Like :func:`explore`, but only ``runs`` random schedules, each to its end.
 
     How readily a schedule goes from one actor to another differs from run to run, so that both
-    long uninterrupted stretches and close interleavings occur.
+    long uninterrupted stretches and close interleavings occur. ``at_end`` is checked when all
+    actors have ended.
     """
     found = Exploration()
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, no secret
@@ -183,6 +185,8 @@ def sample(
                 schedule.append(current)
                 found.states += 1
                 _check(space, running, check, schedule)
+            if at_end is not None:
+                _check(space, running, at_end, schedule)
             found.schedules += 1
             found.outcomes.add(tuple(one.seen[-1] for one in running))
         finally:

@@ -165,15 +165,18 @@ class Mover:
         workers = [
             threading.Thread(target=work.loop, name=f"ckptstore-mover-{i}") for i in range(count)
         ]
-        for worker in workers:
-            worker.start()
+        started: list[threading.Thread] = []
         try:
+            for worker in workers:
+                started.append(worker)
+                worker.start()
             for worker in workers:
                 worker.join()
         except BaseException:  # an interrupt: end the workers before going on with it
             work.stop()
-            for worker in workers:
-                worker.join()
+            for worker in started:
+                if worker.ident is not None:
+                    worker.join()
             raise
 
     def _advance(self, count: int) -> None:
@@ -261,6 +264,7 @@ class _File:
         with self._lock:
             if self._opened:
                 return
+            self._opened = True  # also when it fails: the first error ends the whole transfer
             transfer = self.transfer
             try:
                 self._reader = transfer.open_reader()
@@ -275,7 +279,6 @@ class _File:
                 self._partial = transfer.partial()
             if not self._skip and transfer.open_writer is not None:
                 self._writer = transfer.open_writer()
-            self._opened = True
 
     def _unusable(self, reason: str, error: BaseException | None) -> None:
         """The source as a whole is not what it must be."""
@@ -291,13 +294,12 @@ class _File:
         """Move one block."""
         self._open()
         offset, length = block_range(index, self.transfer.size)
-        if self._skip:
+        if self._skip or self._reader is None:
             return
         view = buffer[:length]
         if self._has(index, offset, view):
             self._advance(length)
             return
-        assert self._reader is not None
         try:
             count = self._reader.read_into(offset, view)
         except IntegrityError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import ckptstore
-from ckptstore.layout import Name, is_temporary
-from ckptstore.maintenance import verify
+from ckptstore.layout import TEMPORARY_PREFIX, Name, is_temporary
+from ckptstore.leases import STALE_SECONDS
+from ckptstore.maintenance import gc, verify
 from ckptstore.pulling import pull
 from ckptstore.scanning import scan
 from ckptstore.store import Store
@@ -50,6 +53,14 @@ def arrived_whole(uri: Path, run: str, tree: Path) -> set[str]:
             if stored.is_file() and stored.read_bytes() == Path(file.real).read_bytes():
                 found.add(path)
     return found
+
+
+def collect(uri: Path) -> None:
+    """gc with no grace, after the temporaries of killed processes have grown old."""
+    then = time.time() - 2 * STALE_SECONDS
+    for path in uri.rglob(f"{TEMPORARY_PREFIX}*"):
+        os.utime(path, (then, then), follow_symlinks=False)
+    gc(ckptstore.open_store(str(uri)), grace=0)
 
 
 def check_clean(uri: Path) -> None:

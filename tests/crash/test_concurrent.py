@@ -16,7 +16,7 @@ from ckptstore.store import Store
 from ckptstore.testing.kills import start_child
 from ckptstore.uri import parse_ref
 from tests.conftest import FULL
-from tests.crash.helpers import check_clean, check_store, make_tree
+from tests.crash.helpers import check_clean, check_store, collect, make_tree
 
 RUN = "r"
 WRITERS = 16
@@ -64,7 +64,7 @@ def test_sixteen_processes_push_to_one_run_while_others_delete_and_collect(
     assert not failed
     while victims:
         store.delete(victims.pop(), grace=0)
-    gc(store, grace=0)
+    collect(uri)
 
     check_store(uri)
     check_clean(uri)
@@ -129,6 +129,5 @@ def test_processes_that_save_delete_undelete_and_collect_at_random(tmp_path: Pat
         assert all(row.state == "ok" for row in rows)
     assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
     check_store(uri)
-    store = ckptstore.open_store(str(uri))
-    gc(store, grace=0)
+    collect(uri)
     check_store(uri)

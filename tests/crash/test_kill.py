@@ -23,7 +23,14 @@ from ckptstore.testing.hooks import HookedBackend
 from ckptstore.testing.kills import Countdown, run_in_child
 from ckptstore.uri import parse_ref
 from tests.conftest import FULL
-from tests.crash.helpers import arrived_whole, check_clean, check_pull, check_store, make_tree
+from tests.crash.helpers import (
+    arrived_whole,
+    check_clean,
+    check_pull,
+    check_store,
+    collect,
+    make_tree,
+)
 
 RUN = "r"
 OPTIONS = SaveOptions(threads=1, keep_partial=True)
@@ -94,7 +101,7 @@ def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
         assert result.sent <= not_yet, f"killed at {point}: sent {result.sent}, of {not_yet}"
         assert result.created is (f"{RUN}@2" not in refs)
 
-        gc(store, grace=0)
+        collect(uri)
         assert f"{RUN}@2" in check_store(uri)
         check_clean(uri)
         check_pull(store, RUN, 2, tree, tmp_path / "pulled")
@@ -120,13 +127,13 @@ def test_gc_killed_anywhere_leaves_every_commit_whole(tmp_path: Path) -> None:
         shutil.rmtree(uri, ignore_errors=True)
         shutil.copytree(before, uri, symlinks=True)
 
-        def collect(uri: Path = uri, point: int = point) -> None:
+        def collect_until(uri: Path = uri, point: int = point) -> None:
             Countdown(point).install()
             gc(ckptstore.open_store(str(uri)), grace=0)
 
-        killed = os.WIFSIGNALED(run_in_child(collect))
+        killed = os.WIFSIGNALED(run_in_child(collect_until))
         assert check_store(uri) == [f"{RUN}@2", f"{RUN}@3"]
-        gc(ckptstore.open_store(str(uri)), grace=0)
+        collect(uri)
         check_clean(uri)
         assert check_store(uri) == [f"{RUN}@2", f"{RUN}@3"]
         if not killed:
@@ -196,6 +203,6 @@ def test_the_command_killed_at_random_moments(tmp_path: Path) -> None:
         check_store(uri)
     subprocess.run([*command, f"{uri}/{RUN}@1000"], check=True, capture_output=True)
     store = ckptstore.open_store(str(uri))
-    gc(store, grace=0)
+    collect(uri)
     check_clean(uri)
     check_pull(store, RUN, 1000, tree, tmp_path / "pulled")

@@ -19,7 +19,7 @@ from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.testing.hooks import HookedBackend, Phase
 from ckptstore.testing.kills import Countdown, start_child
-from tests.crash.helpers import check_clean, check_store, make_tree
+from tests.crash.helpers import check_clean, check_store, collect, make_tree
 
 RUN = "r"
 LONG_AGO = 3 * 86400.0
@@ -82,7 +82,7 @@ def test_a_writer_that_slept_through_lease_and_grace_fails_cleanly(tmp_path: Pat
 
     assert wake(pid) == ConflictError.exit_code
     assert check_store(uri) == [f"{RUN}@1"]
-    gc(store, grace=0)
+    collect(uri)
     check_clean(uri)
     assert store.push(tree, RUN, 2).created
     assert check_store(uri) == [f"{RUN}@1", f"{RUN}@2"]
@@ -108,7 +108,7 @@ def test_a_writer_that_sleeps_at_any_operation_while_gc_runs(tmp_path: Path) -> 
         committed = code == 0
         outcomes.add(code)
         assert check_store(uri) == [f"{RUN}@1"] + ([f"{RUN}@2"] if committed else [])
-        gc(store, grace=0)
+        collect(uri)
         check_clean(uri)
     assert 0 in outcomes
     assert ConflictError.exit_code in outcomes

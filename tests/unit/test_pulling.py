@@ -24,9 +24,9 @@ from ckptstore.errors import (
     TemporaryError,
 )
 from ckptstore.hashing import BLOCK_SIZE
-from ckptstore.layout import RunKeys
+from ckptstore.layout import STAGING_PREFIX, RunKeys
 from ckptstore.manifest import FileEntry
-from ckptstore.pulling import STAGING_PREFIX, PullResult, pull, select
+from ckptstore.pulling import PullResult, pull, select
 from ckptstore.reading import Checkpoint
 from ckptstore.store import Store
 from tests.unit.support import (
