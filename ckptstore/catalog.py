@@ -25,7 +25,7 @@ from ckptstore.errors import (
 )
 from ckptstore.ids import IdFactory, random_letters
 from ckptstore.layout import MARKER, SEQ_LIMIT, Name, RunKeys, is_run, lease_name, record_name
-from ckptstore.manifest import FORMAT, Manifest, decode_manifest
+from ckptstore.manifest import FORMAT, Manifest, decode_manifest, owner_of
 from ckptstore.records import (
     KNOWN_FEATURES,
     Commit,
@@ -267,9 +267,7 @@ class Catalog:
     def require_run(self, run: str) -> None:
         """Raise :class:`NotFoundError` when the store has no such run."""
         self.marker()
-        if not self.backend.list(run):
-            self.check_alive()
-            known = self.runs()
+        if not self.backend.list(run) and run not in (known := self.runs()):
             hint = f"runs here: {', '.join(known[:8])}" if known else "the store is empty"
             raise NotFoundError(f"there is no run {run!r} in {self.uri}", hint=hint)
 
@@ -365,10 +363,14 @@ class Catalog:
         return [name for name in directories if name not in known and self._is_lost(run, name)]
 
     def _is_lost(self, run: str, name: Name) -> bool:
-        """A second look: an undelete may have moved between the listings."""
+        """A closer look: its own manifest, and nothing that moved between the listings."""
         keys = RunKeys(run)
+        try:
+            manifest = self.backend.read(keys.manifest(name), MANIFEST_LIMIT)
+        except (NotFoundError, IntegrityError):
+            return False
         return (
-            self.backend.stat(keys.manifest(name)) is not None
+            owner_of(manifest) == (run, str(name))
             and self.find(run, name) is None
             and self.backend.stat(keys.trash_record(name)) is None
         )

@@ -125,6 +125,20 @@ def content_of(files: Iterable[FileEntry], empty_directories: Iterable[str]) -> 
     return content_digest(((e.path, e.size, e.digest, e.exec) for e in files), empty_directories)
 
 
+class _Owner(msgspec.Struct):
+    run: str
+    name: str
+
+
+def owner_of(data: bytes) -> tuple[str, str] | None:
+    """Run and name that a manifest says it belongs to, unchecked; ``None`` when it says nothing."""
+    try:
+        owner = msgspec.json.decode(data, type=_Owner)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return owner.run, owner.name
+
+
 _decoder = msgspec.json.Decoder(Manifest)
 
 

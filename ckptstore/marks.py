@@ -54,6 +54,12 @@ class Standing:
         return tuple(note for mark in self.of_kind("damaged").values() for note in mark.damage)
 
     @property
+    def content_damage(self) -> tuple[DamageNote, ...]:
+        """The part of it that only reading content can find."""
+        marks = self.of_kind("damaged").values()
+        return tuple(note for mark in marks if mark.deep for note in mark.damage)
+
+    @property
     def damaged(self) -> bool:
         """Whether it was found damaged and not found whole or repaired since."""
         return bool(self.of_kind("damaged"))

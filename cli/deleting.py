@@ -62,20 +62,16 @@ def delete(
     out = Output(json, quiet)
     seconds = grace_or_setting(grace)
     done = []
-    found = [(opened, opened.resolve(ref)) for opened, ref in (open_ref(r, store) for r in refs)]
+    named = [(opened, opened.resolve(ref)) for opened, ref in (open_ref(r, store) for r in refs)]
+    found = list({(opened.uri, c.run, c.name): (opened, c) for opened, c in named}.values())
     if (force or seconds == 0) and not yes and not dry_run and _interactive():
         names = ", ".join(checkpoint.ref for _, checkpoint in found)
         typer.confirm(f"delete {names}?", abort=True, err=True)
-    if not dry_run:  # all or nothing, as far as can be told beforehand
-        for opened, checkpoint in found:
-            check_guards(opened.catalog, checkpoint, force)
+    for opened, checkpoint in found:  # all or nothing, as far as can be told beforehand
+        check_guards(opened.catalog, checkpoint, force)
     for opened, checkpoint in found:
         if dry_run:
-            from ckptstore.runview import RunView
-
-            guards = RunView.of(opened.catalog, checkpoint.run).guards(checkpoint.name)
-            verdict = f"would be kept: {', and '.join(guards)}" if guards else "would be deleted"
-            out.line(f"{checkpoint.ref} ({checkpoint.name}) {verdict}")
+            out.line(f"would delete {checkpoint.ref} ({checkpoint.name}, {size(checkpoint.size)})")
         else:
             opened.delete(checkpoint, grace=seconds, force=force)
             kept = f"for {spell_duration(seconds)}" if seconds else "until the next ckpt gc"

@@ -42,6 +42,8 @@ def list_checkpoints(
     if json:
         out.document([as_json(row) for row in rows])
         return
+    if quiet:
+        return
     if not rows:
         out.note(f"{opened.uri} holds no checkpoint yet")
         return

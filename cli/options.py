@@ -74,7 +74,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(141) from None
         except OSError as error:  # all others were translated where they happened
             _drop_stdout()
-            translated = from_os_error(error, "standard output")
+            translated = from_os_error(error, error.filename or "standard input or output")
             show_error(str(translated))
             raise typer.Exit(translated.exit_code) from None
 
@@ -146,7 +146,7 @@ def store_and_run(
     from ckptstore.layout import check_run, is_run
 
     if given is not None:
-        if second is not None:
+        if second is not None or (first is not None and not is_run(first)):
             raise UsageError("a store is given twice", hint="give it as an argument or by --store")
         return open_store(given), check_run(first) if first is not None else None
     if second is not None:

@@ -67,7 +67,8 @@ class Output:
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(what, total=total)
+            short = what if len(what) <= 30 else f"…{what[-29:]}"
+            task = progress.add_task(printable(short), total=total)
             yield lambda count: progress.advance(task, count)
 
     def table(
@@ -91,7 +92,8 @@ class Output:
             table.add_column(
                 name,
                 justify="right" if name in right else "left",
-                no_wrap=name not in ("DETAILS", "NOTE", "PATH"),
+                no_wrap=name not in _FOLDED,
+                min_width=20 if name == "DETAILS" else None,
                 overflow="fold",
             )
         for row in rows:
@@ -99,6 +101,9 @@ class Output:
             table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in cells))
         Console().print(table)
 
+
+_FOLDED = ("REF", "DETAILS", "NOTE", "PATH", "VALUE")
+"""Columns whose cells may take several lines; the others are shown whole."""
 
 _STYLES = {
     "ok": "green",

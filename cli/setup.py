@@ -46,6 +46,8 @@ def config(json: JsonOption = False, quiet: QuietOption = False) -> None:
     if json:
         out.document({s.key: {"value": s.value, "origin": s.origin} for s in settings})
         return
+    if quiet:
+        return
     rows = [[s.key, _shown(s.key, s.value), s.origin, describe(s.key)] for s in settings]
     out.table(["KEY", "VALUE", "FROM", "NOTE"], rows)
     out.note(f"files: {PROJECT_FILE}, {user_file()}")

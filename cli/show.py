@@ -50,6 +50,8 @@ def show(
             }
         )
         return
+    if quiet:
+        return
     facts = [
         ("ref", checkpoint.ref),
         ("name", str(checkpoint.name)),

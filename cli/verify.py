@@ -16,7 +16,7 @@ from cli.options import (
     ThreadsOption,
     command,
     open_ref,
-    open_store,
+    store_and_run,
 )
 from cli.options import threads as threads_or_setting
 
@@ -29,8 +29,8 @@ def verify(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE | REF]...",
-            help="Stores and checkpoints; the configured store when there is none.",
+            metavar="[STORE | RUN | REF]...",
+            help="Stores, runs and checkpoints; the configured store when there is none.",
             autocompletion=complete_ref,
             show_default=False,
         ),
@@ -55,9 +55,13 @@ def verify(
     targets = list(_targets(what or [], store))
     total = sum(t.size for t in targets) if deep else 0
     results: list[CheckResult] = []
+    damaged_in = ""
     with out.bar("verifying", total) as progress:
         for target in targets:
-            results += target.check(deep, threads_or_setting(threads), progress)
+            found = target.check(deep, threads_or_setting(threads), progress)
+            if not damaged_in and any(not r.ok for r in found):
+                damaged_in = target.uri
+            results += found
     bad = [r for r in results if not r.ok]
     if json:
         out.document({"ok": not bad, "checkpoints": [_as_json(r) for r in results]})
@@ -70,7 +74,7 @@ def verify(
         if not results:
             out.note("nothing to verify")
     if bad:
-        _report(bad, targets[0].uri)
+        _report(bad, damaged_in)
         raise typer.Exit(5)
 
 
@@ -133,11 +137,13 @@ class _Target:
 def _targets(what: list[str], given: str | None) -> Iterator[_Target]:
     from ckptstore.uri import is_ref
 
-    for text in what or [given or ""]:
-        if is_ref(text):
+    arguments: list[str | None] = [*what] or [None]
+    for text in arguments:
+        if text is not None and is_ref(text):
             opened, ref = open_ref(text, given)
             yield _Target(opened, opened.resolve(ref), None)
         else:
-            opened = open_store(text or None)
-            for run in opened.runs():
-                yield _Target(opened, None, run)
+            opened, run = store_and_run(text, None, given)
+            for one in [run] if run is not None else opened.runs():
+                opened.catalog.require_run(one)
+                yield _Target(opened, None, one)

@@ -55,7 +55,8 @@ def verify(
 
     Args:
         checkpoint: What to verify.
-        deep: Read every byte; otherwise manifest, presence and sizes are checked.
+        deep: Read every byte; otherwise manifest, presence and sizes are checked, and damage that
+            an earlier reading found still counts.
         threads: Blocks in flight.
         progress: Told of every block read.
         cancel: Set it to end the verification.
@@ -71,6 +72,11 @@ def verify(
         moved = mover.run(transfers, OnMismatch.COLLECT)
         damage = [d for m in moved for d in m.damage]
         checked = sum(e.size for e, m in zip(checkpoint.files, moved, strict=True) if m.entry)
+    elif not damage:  # sizes prove nothing against what a look at the content has found
+        damage = [
+            Damage(note.path, note.offset, note.length, note.reason)
+            for note in checkpoint.standing.content_damage
+        ]
     result = CheckResult(
         checkpoint.ref,
         checkpoint.run,
