@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -55,9 +54,20 @@ def seconds(command: Sequence[str | os.PathLike[str]]) -> float:
 
 
 def peak_megabytes(command: Sequence[str | os.PathLike[str]]) -> float:
-    """The most memory a command has resident, in MB."""
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+    """The most memory a command has resident, in MB.
+
+    A child of ours would begin with *our* peak (Linux carries it over an exec), so a small process
+    in between starts the command and tells its peak.
+    """
+    watcher = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", watcher, *command], check=True, capture_output=True, text=True
+    )
+    return int(told.stdout) / 1000
 
 
 def drop_caches() -> bool:

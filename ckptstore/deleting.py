@@ -63,8 +63,13 @@ def delete(
     run, name = checkpoint.run, checkpoint.name
     keys = RunKeys(run)
     found = catalog.find(run, name)
-    if found is None or found.commit is None:
+    if found is None or found.is_void:
         raise NotFoundError(f"{checkpoint.ref} is not there any more")
+    if found.commit is None:
+        raise IntegrityError(
+            f"{checkpoint.ref} is not deleted: {found.problem}",
+            hint="a record that cannot be read protects its checkpoint",
+        )
     check_guards(catalog, checkpoint, force)
     trash = _put_trash(catalog, run, name, found.data, grace, reason)
     try:

@@ -159,7 +159,7 @@ def _unfinished(
                 seq=name.seq,
                 name=str(name),
                 created=lease.created if lease is not None else None,
-                size=sum(e.size for e in listed),
+                size=sum(max(0, e.size) for e in listed),
                 files=len(listed),
                 digest=None,
                 state="unfinished",

@@ -105,8 +105,18 @@ class Checkpoint:
         (Not a ``cached_property``: until Python 3.12 that holds one lock for all instances.)
         """
         if self._manifest is None:
-            self._manifest = self.catalog.manifest(self.run, self.commit)
+            try:
+                self._manifest = self.catalog.manifest(self.run, self.commit)
+            except IntegrityError:
+                self._check_present()
+                raise
         return self._manifest
+
+    def _check_present(self) -> None:
+        """Raise :class:`NotFoundError` when what looks damaged was only deleted meanwhile."""
+        found = self.catalog.find(self.run, self.name)
+        if found is None or found.is_void:
+            raise NotFoundError(f"{self.ref} was deleted meanwhile")
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -200,9 +210,7 @@ class Checkpoint:
         Raises:
             NotFoundError: the checkpoint is not damaged but was deleted meanwhile.
         """
-        found = self.catalog.find(self.run, self.name)
-        if found is None or found.is_void:
-            raise NotFoundError(f"{self.ref} was deleted meanwhile")
+        self._check_present()
         try:
             note_damage(self.catalog, self.run, self.name, damage, deep=deep)
         except CkptError as error:  # the damage itself is the news

@@ -237,6 +237,7 @@ class Save:
         self._check_running()
         if self._open:
             raise UsageError(f"{printable(min(self._open))!r} is still open in the save")
+        self._catalog.check_alive()
         manifest = Manifest.build(
             self.run, self.name, self._entries.values(), self._empty, self._metadata
         )
@@ -263,6 +264,7 @@ class Save:
         for entry in manifest.files:
             size = listed.get(f"{root}/{entry.path}")
             if size != entry.size:
+                self._catalog.check_alive()
                 self._check_not_voided()
                 found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
                 raise IntegrityError(
@@ -365,6 +367,7 @@ class Save:
         keep = self._options.keep_partial and not isinstance(error, NoSpaceError | VoidedError)
         self._lease.stop()
         try:
+            self._catalog.check_alive()  # nothing is written where the store is not any more
             if keep and self._entries:
                 self._lease.abandon()
                 return

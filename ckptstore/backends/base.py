@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         key: The key.
-        size: Bytes; 0 for a directory.
+        size: Bytes; 0 for a directory, -1 for what is neither a file nor a directory.
         modified: Seconds since the epoch by the storage's clock; 0.0 for a directory, which has no
             time on an object store.
         is_directory: Whether other keys lie below it.
@@ -150,8 +150,8 @@ class Backend(ABC):
 
         Not recursive: the entries directly below, directories included. Recursive: all files at any
         depth, without directories. Empty when there is no such directory. Keys created or deleted
-        during the call may or may not be in it. Symbolic links are not shown, but for the
-        backend's own temporaries.
+        during the call may or may not be in it. What is neither a file nor a directory (a
+        symbolic link, a FIFO) is shown with a size of -1 and never followed or read.
         """
 
     @abstractmethod

@@ -38,7 +38,6 @@ from ckptstore.errors import (
     printable,
     translate_os_errors,
 )
-from ckptstore.layout import is_temporary
 from ckptstore.uri import StoreURI
 
 Dedupe = Literal["reflink", "link", "none"]
@@ -141,20 +140,16 @@ class LocalBackend(Backend):
             with entries:
                 for entry in entries:
                     key = f"{directory}/{entry.name}" if directory else entry.name
-                    is_directory = entry.is_dir(follow_symlinks=False)
-                    if not (is_directory or entry.is_file(follow_symlinks=False)) and not (
-                        entry.is_symlink() and is_temporary(entry.name)
-                    ):
-                        continue
-                    if is_directory and recursive:
-                        pending.append(key)
-                        continue
-                    if is_directory:
-                        found.append(Entry(key, 0, 0.0, is_directory=True))
+                    if entry.is_dir(follow_symlinks=False):
+                        if recursive:
+                            pending.append(key)
+                        else:
+                            found.append(Entry(key, 0, 0.0, is_directory=True))
                         continue
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         status = entry.stat(follow_symlinks=False)
-                        found.append(Entry(key, status.st_size, status.st_mtime))
+                        size = status.st_size if stat_module.S_ISREG(status.st_mode) else -1
+                        found.append(Entry(key, size, status.st_mtime))
 
     def read(self, key: str, limit: int) -> bytes:
         """See :class:`Backend`."""
@@ -248,9 +243,10 @@ class LocalBackend(Backend):
             finally:
                 if not same:
                     _put_back(aside, path)
-            os.unlink(aside)
+            if same:
+                os.unlink(aside)
             sync_directory(directory)
-            return True
+            return same
 
     def make_directory(self, key: str) -> bool:
         """See :class:`Backend`."""

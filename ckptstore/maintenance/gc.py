@@ -191,7 +191,7 @@ class _Collection:
         if found is not None and not found.is_void:
             return
         listed = self.catalog.backend.list(key, recursive=True)
-        size = sum(e.size for e in listed)
+        size = sum(max(0, e.size) for e in listed)
         if found is None:
             if held is not None and is_live(held, self.now):
                 yield GcAction(key, False, "a save is writing it", size)
@@ -229,7 +229,7 @@ class _Collection:
         size = 0
         if has_files:
             listed = self.catalog.backend.list(self.keys.directory(name), recursive=True)
-            size = sum(e.size for e in listed)
+            size = sum(max(0, e.size) for e in listed)
         if found is not None and not found.is_void:
             yield from self._leftover(key, entry, trash, data)
         elif left > 0:

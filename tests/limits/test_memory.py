@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import ckptstore
+from benchmarks.harness import peak_megabytes
 from ckptstore.hashing import BLOCK_SIZE
 
 CKPT = Path(sys.executable).parent / "ckpt"
 LIMIT_MB = 300
 SIZE = 8 * 1024**3
-
-
-def peak_megabytes(*command: str | Path) -> float:
-    """The most memory that a command has resident."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss / 1000
 
 
 @pytest.mark.timeout(600)
@@ -37,8 +28,8 @@ def test_one_file_of_8_gib_is_pushed_verified_and_pulled_in_little_memory(tmp_pa
         f.seek(0, os.SEEK_END)
         f.write(os.urandom(1000))
     ref, pulled = f"{tmp_path}/store/r@1", tmp_path / "pulled"
-    assert peak_megabytes(CKPT, "push", tree, ref) < LIMIT_MB
-    assert peak_megabytes(CKPT, "pull", ref, pulled) < LIMIT_MB
+    assert peak_megabytes([CKPT, "push", tree, ref]) < LIMIT_MB
+    assert peak_megabytes([CKPT, "pull", ref, pulled]) < LIMIT_MB
     status = (pulled / "big").stat()
     assert status.st_size == SIZE
     assert status.st_blocks * 512 <= 3 * BLOCK_SIZE

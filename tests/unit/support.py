@@ -63,7 +63,7 @@ def objects(store: Store) -> dict[str, bytes]:
     """All that a store holds, by key."""
     backend = store.backend
     listed = backend.list("", recursive=True)
-    return {e.key: backend.read(e.key, 2**40) for e in listed}
+    return {e.key: backend.read(e.key, 2**40) for e in listed if e.size >= 0}
 
 
 def save(

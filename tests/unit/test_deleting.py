@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import math
+import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,12 +11,14 @@ from typing import Any
 import pytest
 
 from ckptstore import deleting
+from ckptstore.backends.local import LocalBackend
 from ckptstore.backends.memory import MemoryBackend, Space
-from ckptstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
+from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckptstore.layout import RunKeys
 from ckptstore.maintenance import gc, verify
 from ckptstore.records import BestRule, Void
 from ckptstore.store import Store
+from ckptstore.testing.hooks import HookedBackend, Phase
 from ckptstore.uri import Ref, parse_ref
 from tests.unit.support import (
     ABC,
@@ -24,7 +29,9 @@ from tests.unit.support import (
     flipped,
     memory_store,
     objects,
+    read_tree,
     save,
+    write_tree,
 )
 
 KEYS = RunKeys(RUN)
@@ -390,3 +397,169 @@ def test_a_wrong_hint_misleads_nobody(tmp_path: Path) -> None:
     latest = store.latest(RUN)
     assert latest is not None
     assert latest.name == second.name
+
+
+# What comes in between
+
+
+def once(store: Store, operation: str, key: str, phase: Phase, do: Callable[[], object]) -> Store:
+    """The same store, where something is done once around an operation."""
+    left = [do]
+
+    def hook(now: str, at: str, when: Phase) -> None:
+        if (now, at, when) == (operation, key, phase) and left:
+            left.pop()()
+
+    return Store(HookedBackend(store.backend, hook))
+
+
+def test_an_undelete_leaves_the_trash_record_of_a_later_delete() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    _, first = store.catalog.find_trash(RUN, old.name)
+    record = KEYS.record(old.name)
+    hooked = once(store, "create_exclusive", record, "after", lambda: store.delete(old))
+    hooked.undelete(Ref(None, RUN, "1"))
+    assert steps(store) == [2]
+    _, second = store.catalog.find_trash(RUN, old.name)
+    assert second not in (b"", first)
+    assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
+    assert store.catalog.trash_names(RUN) == []
+
+
+def test_a_purge_by_a_trash_record_that_was_replaced_does_nothing() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    _, stale = store.catalog.find_trash(RUN, old.name)
+    store.undelete(Ref(None, RUN, "1"))
+    store.delete(old)
+    before = objects(store)
+    assert not deleting.purge(store.catalog, RUN, old.name, stale, "over")
+    assert not deleting.purge(store.catalog, RUN, old.name, b"", "over")
+    assert objects(store) == before
+    assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
+
+
+def test_what_was_undeleted_and_deleted_anew_just_before_the_void_of_a_purge_is_kept() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    _, trash = store.catalog.find_trash(RUN, old.name)
+
+    def anew() -> None:
+        store.undelete(Ref(None, RUN, "1"))
+        store.delete(old)
+
+    hooked = once(store, "create_exclusive", KEYS.record(old.name), "before", anew)
+    assert not deleting.purge(hooked.catalog, RUN, old.name, trash, "over")
+    assert store.catalog.find_trash(RUN, old.name)[1] != trash
+    assert store.catalog.find(RUN, old.name) is None
+    assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_mark_that_cannot_be_read_holds_even_against_force(force: bool) -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.pin(old)
+    (mark,) = store.backend.list(KEYS.marks_of(old.name))
+    store.backend.put(mark.key, b"torn")
+    before = objects(store)
+    with pytest.raises(ConflictError, match="cannot be read"):
+        store.delete(old, force=force)
+    assert objects(store) == before
+
+
+def test_pinning_what_was_deleted_meanwhile_is_a_conflict() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    with pytest.raises(ConflictError, match="deleted"):
+        store.pin(old)
+    assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
+
+
+# Removing an object only if it is still the same, on a disk
+
+
+def test_another_object_than_the_one_to_be_removed_never_leaves_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(str(tmp_path))
+    backend.put("d/x", b"theirs")
+    moved: list[object] = []
+    for call in ("rename", "replace", "unlink"):
+        monkeypatch.setattr(os, call, lambda *paths, **_: moved.append(paths))
+    assert not backend.remove_if("d/x", b"mine")
+    assert not backend.remove_if("d/x", b"theirs and more")
+    assert not backend.remove_if("d/none", b"mine")
+    assert moved == []
+    assert backend.read("d/x", 100) == b"theirs"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_an_object_that_was_replaced_after_the_look_is_put_back(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(str(tmp_path))
+    backend.put("d/x", b"mine")
+    rename = os.rename
+
+    def replaced(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        backend.put("d/x", b"theirs")
+        rename(source, target)
+
+    def no_link(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "rename", replaced)
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    assert not backend.remove_if("d/x", b"mine")
+    assert read_tree(tmp_path) == {"d/x": b"theirs"}
+
+
+# Symbolic links in the place of directories
+
+
+@pytest.mark.parametrize("place", ["marks", "trash", "commits"])
+def test_a_delete_writes_and_removes_nothing_through_a_symbolic_link(
+    place: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path / "store")
+    old = save(store, 1, tags=["x"])
+    save(store, 2)
+    store.pin(old)
+    store.unpin(old)
+    directory = tmp_path / "store" / RUN / place
+    target = tmp_path / "outside"
+    if directory.exists():
+        directory.rename(target)
+    else:
+        write_tree(target, {"f": b"precious"})
+    directory.symlink_to(target)
+    before = read_tree(target)
+    with pytest.raises(IntegrityError):
+        store.delete(old, force=True)
+    assert read_tree(target) == before
+
+
+def test_nothing_is_deleted_from_a_run_that_is_a_symbolic_link(tmp_path: Path) -> None:
+    store = file_store(tmp_path / "store")
+    old = save(store, 1)
+    save(store, 2)
+    run = tmp_path / "store" / RUN
+    run.rename(tmp_path / "outside")
+    run.symlink_to(tmp_path / "outside")
+    before = read_tree(tmp_path / "outside")
+    with pytest.raises(CkptError):
+        store.delete(old, force=True)
+    assert read_tree(tmp_path / "outside") == before

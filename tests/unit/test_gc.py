@@ -3,21 +3,33 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptstore import deleting, document, marks
 from ckptstore.backends.base import Capabilities
+from ckptstore.backends.local import LocalBackend
 from ckptstore.backends.memory import MemoryBackend
-from ckptstore.errors import ConflictError, NotFoundError, PartialError
-from ckptstore.layout import TEMPORARY_PREFIX, RunKeys
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    PartialError,
+)
+from ckptstore.layout import TEMPORARY_PREFIX, Name, RunKeys
 from ckptstore.leases import STALE_SECONDS
 from ckptstore.maintenance import GcResult, gc
-from ckptstore.records import Void
+from ckptstore.records import Trash, Void
 from ckptstore.store import Store
+from ckptstore.testing.hooks import HookedBackend, Phase
 from ckptstore.uri import Ref
 from ckptstore.voiding import ensure_void
 from tests.unit.support import (
@@ -32,9 +44,11 @@ from tests.unit.support import (
     killed_save,
     memory_store,
     objects,
+    read_tree,
     reasons,
     save,
     stop,
+    write_tree,
 )
 
 KEYS = RunKeys(RUN)
@@ -482,3 +496,260 @@ def test_the_clock_is_that_of_the_store_and_not_of_this_host(
     clock: Any = lambda: now + 1000 * DAY  # noqa: E731 - one line
     monkeypatch.setattr(time, "time", clock)
     assert keys(gc(disk)) == []
+
+
+# What a review found
+
+
+def test_a_run_without_any_record_is_refused_although_a_trash_record_is_there(
+    clock: Clock,
+) -> None:
+    store = memory_store(clock)
+    trashed, *others = (save(store, step) for step in (1, 2, 3))
+    store.delete(trashed, grace=0)
+    store.backend.delete([KEYS.record(other.name) for other in others])
+    before = objects(store)
+    clock.advance(1000 * DAY)
+    for dry_run in (False, True):
+        with pytest.raises(ConflictError, match="2 directories"):
+            gc(store, dry_run=dry_run)
+    assert objects(store) == before
+
+
+def test_a_complete_directory_that_lost_its_record_is_kept_and_removed_only_by_force_when_old(
+    store: Store, clock: Clock
+) -> None:
+    lost = save(store, 2)
+    save(store, 3)
+    store.backend.delete([KEYS.record(lost.name)])
+    assert keys(gc(store, force=True)) == []
+    before = objects(store)
+    clock.advance(1000 * DAY)
+    for dry_run in (True, False):
+        result = gc(store, grace=0, dry_run=dry_run)
+        assert keys(result) == []
+        assert "lost its record" in reasons(result.actions)[KEYS.directory(lost.name)]
+    assert objects(store) == before
+    assert keys(gc(store, force=True)) == [KEYS.directory(lost.name)]
+    assert [c.step for c in store.list(RUN)] == [1, 3]
+
+
+@pytest.mark.parametrize("mark", ["pin", "unreadable"])
+def test_trash_that_is_pinned_or_may_be_is_kept_however_old(
+    mark: str, store: Store, clock: Clock
+) -> None:
+    save(store, 2)
+    old = store.get(RUN, step=1)
+    store.delete(old, grace=0)
+    if mark == "pin":
+        with pytest.raises(ConflictError, match="deleted"):
+            store.pin(old)
+    else:
+        store.backend.put(f"{KEYS.marks_of(old.name)}/0-x.json", b"torn")
+    before = objects(store)
+    clock.advance(1000 * DAY)
+    for dry_run in (True, False):
+        result = gc(store, grace=0, dry_run=dry_run)
+        assert keys(result) == []
+        assert "pinned" in reasons(result.actions)[KEYS.directory(old.name)]
+    assert objects(store) == before
+    assert content(store.undelete(Ref(None, RUN, "1"))) == ABC
+
+
+def test_trash_goes_once_its_pin_is_ended(store: Store, clock: Clock) -> None:
+    save(store, 2)
+    old = store.get(RUN, step=1)
+    store.delete(old, grace=0)
+    with pytest.raises(ConflictError):
+        store.pin(old)
+    clock.advance(DAY)
+    assert keys(gc(store)) == []
+    marks.unpin(store.catalog, RUN, old.name)
+    assert keys(gc(store)) == [KEYS.directory(old.name)]
+    assert store.backend.list(KEYS.marks_of(old.name)) == []
+
+
+@pytest.mark.parametrize("place", ["", "run/", "run/commits/", "run/leases/"])
+def test_without_a_grace_temporaries_of_the_last_half_hour_are_left_alone(
+    place: str, store: Store, clock: Clock
+) -> None:
+    key = f"{place}{TEMPORARY_PREFIX}abcdefgh"
+    store.backend.put(key, b"xyz")
+    clock.advance(STALE_SECONDS - 1)
+    assert keys(gc(store, grace=0)) == []
+    assert store.backend.stat(key) is not None
+    clock.advance(1)
+    assert keys(gc(store, grace=0)) == [key]
+    assert store.backend.stat(key) is None
+
+
+def test_a_void_in_a_stray_temporary_among_the_records_ends_as_a_standing_void(
+    store: Store, clock: Clock
+) -> None:
+    name = failed_save(store, 2)
+    key = f"{KEYS.commits}/{TEMPORARY_PREFIX}abcdefgh"
+    store.backend.put(key, store.backend.read(KEYS.record(name), 2**20))
+    store.backend.delete([KEYS.record(name)])
+    clock.advance(DAY)
+    assert keys(gc(store, dry_run=True)) == [key]
+    assert store.catalog.find(RUN, name) is None
+    assert keys(gc(store)) == [key]
+    found = store.catalog.find(RUN, name)
+    assert found is not None
+    assert isinstance(found.record, Void)
+    assert store.backend.stat(key) is None
+
+
+def test_a_run_that_cannot_be_read_does_not_keep_gc_from_another(clock: Clock) -> None:
+    store = memory_store(clock)
+    save(store, 1, run="a")
+    save(store, 1)
+    dead = killed_save(store, 2)
+    clock.advance(2 * DAY)
+
+    def refuse(operation: str, key: str, phase: Phase) -> None:
+        if key == "a" or key.startswith("a/"):
+            raise AccessDeniedError("not yours")
+
+    hooked = Store(HookedBackend(store.backend, refuse))
+    with pytest.raises(PartialError, match="not yours"):
+        gc(hooked)
+    assert store.backend.list(KEYS.directory(dead)) == []
+    assert [c.step for c in store.list("a")] == [1]
+    with pytest.raises(AccessDeniedError):
+        gc(hooked, "a")
+
+
+def test_marks_of_a_voided_checkpoint_without_a_directory_are_collected(
+    store: Store, clock: Clock
+) -> None:
+    save(store, 2)
+    old = store.get(RUN, step=1)
+    store.delete(old)
+    _, trash = store.catalog.find_trash(RUN, old.name)
+    assert deleting.purge(store.catalog, RUN, old.name, trash, "over")
+    with pytest.raises(ConflictError):
+        store.pin(old)
+    store.tag(store.get(RUN, step=2), "good")
+    marked = KEYS.marks_of(old.name)
+    assert keys(gc(store, dry_run=True)) == [marked]
+    assert store.backend.list(marked)
+    assert keys(gc(store)) == [marked]
+    assert store.backend.list(marked) == []
+    assert store.get(RUN, step=2).tags == ["good"]
+
+
+def outside(root: Path, files: dict[str, bytes]) -> Path:
+    """A directory beside the store that nothing in the store may reach, with ancient files."""
+    made = write_tree(root.parent / f"{root.name}-outside", files)
+    for path in sorted(made.rglob("*")):
+        os.utime(path, (1, 1))
+    return made
+
+
+@pytest.mark.parametrize("place", ["marks", "trash", "leases", "commits"])
+def test_gc_reaches_nothing_through_a_directory_of_a_run_that_is_a_symbolic_link(
+    place: str, disk: Store, tmp_path: Path
+) -> None:
+    name = str(Name(1, "abcdefgh", 1))
+    files = {
+        f"{name}.json": b"precious",
+        f"{name}.abc.json": b"precious",
+        f"{name}/0-a.json": b"precious",
+        f"{name}/{TEMPORARY_PREFIX}x": b"precious",
+        f"{TEMPORARY_PREFIX}abcdefgh": b"precious",
+    }
+    target = outside(tmp_path, files)
+    if (tmp_path / RUN / place).exists():
+        (tmp_path / RUN / place).rename(target.parent / f"{target.name}-aside")
+    (tmp_path / RUN / place).symlink_to(target)
+    with pytest.raises((IntegrityError, ConflictError)):
+        gc(disk, grace=0)
+    for force in (False, True):
+        with suppress(CkptError):
+            gc(disk, grace=0, force=force)
+    assert read_tree(target) == files
+
+
+def test_a_trash_record_behind_a_symbolic_link_is_not_believed(disk: Store, tmp_path: Path) -> None:
+    save(disk, 2)
+    old = disk.get(RUN, step=1)
+    disk.delete(old, grace=0)
+    trash = tmp_path / RUN / "trash"
+    aside = tmp_path.parent / f"{tmp_path.name}-outside"
+    trash.rename(aside)
+    trash.symlink_to(aside)
+    os.utime(aside / f"{old.name}.json", (1, 1))
+    before = read_tree(tmp_path) | read_tree(aside)
+    with suppress(CkptError):
+        gc(disk)
+    assert read_tree(tmp_path) | read_tree(aside) == before
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        disk.undelete(Ref(None, RUN, "1"))
+
+
+def test_a_run_that_is_a_symbolic_link_is_not_collected(disk: Store, tmp_path: Path) -> None:
+    target = outside(
+        tmp_path,
+        {
+            "commits/x": b"",
+            "00001-step-00000001-abcdefgh/f": b"precious",
+            f"{TEMPORARY_PREFIX}abcdefgh": b"precious",
+        },
+    )
+    before = read_tree(target)
+    (tmp_path / "linked").symlink_to(target)
+    for run in (None, "linked"):
+        for force in (False, True):
+            with suppress(CkptError):
+                gc(disk, run, grace=0, force=force)
+            assert read_tree(target) == before
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        gc(disk, "linked", grace=0, force=True)
+
+
+@pytest.mark.parametrize("prefix", ["link", "link/sub", "link/sub/deep"])
+def test_removing_a_tree_removes_nothing_behind_a_symbolic_link(
+    prefix: str, tmp_path: Path
+) -> None:
+    target = write_tree(tmp_path / "outside", {"sub/deep/f": b"precious"})
+    root = write_tree(tmp_path / "store", {"x": b""})
+    (root / "link").symlink_to(target)
+    backend = LocalBackend(str(root))
+    with pytest.raises(CkptError) as caught:
+        backend.remove_tree(prefix)
+    assert read_tree(target) == {"sub/deep/f": b"precious"}
+    if prefix != "link":
+        assert isinstance(caught.value, IntegrityError)
+        with pytest.raises(IntegrityError):
+            backend.delete([f"{prefix}/f"])
+
+
+def test_the_directory_of_a_dead_save_that_is_a_symbolic_link_loses_nothing(
+    disk: Store, tmp_path: Path
+) -> None:
+    dead = killed_save(disk, 2)
+    target = outside(tmp_path, {"a.txt": b"precious"})
+    directory = tmp_path / KEYS.directory(dead)
+    directory.rename(target.parent / f"{target.name}-aside")
+    directory.symlink_to(target)
+    (held,) = disk.catalog.leases(RUN)
+    age(disk, held.key, 10 * DAY)
+    with suppress(CkptError):
+        gc(disk, grace=0, force=True)
+    assert read_tree(target) == {"a.txt": b"precious"}
+
+
+def test_a_void_in_a_trash_record_takes_no_files_back(store: Store) -> None:
+    save(store, 2)
+    old = store.get(RUN, step=1)
+    void = store.backend.read(KEYS.record(failed_save(store, 3)), 2**20)
+    store.delete(old)
+    trash, _ = store.catalog.find_trash(RUN, old.name)
+    assert isinstance(trash, Trash)
+    changed = msgspec.structs.replace(trash, record=void.decode())
+    store.backend.put(KEYS.trash_record(old.name), document.encode(changed))
+    before = objects(store)
+    with pytest.raises(IntegrityError):
+        store.undelete(Ref(None, RUN, "1"))
+    assert objects(store) == before

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptstore import document
 from ckptstore.errors import NotFoundError, UsageError
 from ckptstore.layout import Name, RunKeys
 from ckptstore.listing import ref_of
 from ckptstore.maintenance import verify
+from ckptstore.records import Trash
 from ckptstore.uri import Ref
 from tests.unit.support import (
     ABC,
@@ -182,3 +185,60 @@ def test_other_things_in_a_run_do_not_disturb_its_listing() -> None:
     ):
         store.backend.put(key, b"x")
     assert [r.step for r in store.rows(RUN, everything=True)] == [1]
+
+
+# What a review found
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_complete_directory_that_lost_its_record_is_shown_as_damaged(everything: bool) -> None:
+    store = memory_store()
+    for step in (1, 2, 3):
+        save(store, step)
+    killed_save(store, 4)
+    lost = store.get(RUN, step=2)
+    store.backend.delete([KEYS.record(lost.name)])
+    shown = store.rows(RUN, everything=everything)
+    expected = [(1, "ok"), (2, "damaged"), (3, "ok")] + [(4, "unfinished")] * everything
+    assert [(r.step, r.state) for r in shown] == expected
+    assert (shown[1].note, shown[1].ref) == ("its record is missing", f"{RUN}@{lost.name}")
+
+
+def test_what_has_a_lease_or_a_trash_record_has_not_lost_its_record() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    dead = killed_save(store, 3)
+    store.backend.put(KEYS.manifest(dead), b"{}")
+    assert [(r.step, r.state) for r in store.rows(RUN)] == [(2, "ok")]
+
+
+def test_a_void_in_a_trash_record_does_not_hinder_a_listing() -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    store.delete(old)
+    name = failed_save(store, 3)
+    trash, _ = store.catalog.find_trash(RUN, old.name)
+    assert isinstance(trash, Trash)
+    void = store.backend.read(KEYS.record(name), 2**20)
+    body = msgspec.structs.replace(trash, name=str(name), record=void.decode())
+    store.backend.put(KEYS.trash_record(name), document.encode(body))
+    rows = store.rows(RUN, everything=True)
+    assert [(r.step, r.state) for r in rows] == [(1, "trashed"), (2, "ok"), (3, "trashed")]
+    assert "holds no commit" in (rows[2].note or "")
+
+
+def test_an_older_commit_of_a_step_is_named_in_full_when_the_newest_record_of_it_is_damaged() -> (
+    None
+):
+    store = memory_store()
+    old, new = save(store, 5), save(store, 5)
+    store.backend.put(KEYS.record(new.name), b"x")
+    assert [(r.ref, r.state) for r in store.rows(RUN)] == [
+        (f"{RUN}@{old.name}", "ok"),
+        (f"{RUN}@{new.name}", "damaged"),
+    ]
+    assert [c.ref for c in store.list(RUN)] == [f"{RUN}@{old.name}"]
+    assert store.get(RUN, name=str(old.name)).ref == f"{RUN}@{old.name}"

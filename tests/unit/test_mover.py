@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import os
 import random
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.backends.base import Reader, Writer
+from ckptstore.backends.localfile import LocalReader
 from ckptstore.errors import (
+    AccessDeniedError,
     CancelledError,
     ConflictError,
     IntegrityError,
@@ -373,3 +378,60 @@ def test_threads_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     for text in ("0", "", "-1", "x"):
         monkeypatch.setenv("CKPT_THREADS", text)
         assert 2 <= default_threads() <= 8
+
+
+def test_no_file_stays_open_when_the_target_of_many_blocks_cannot_be_opened(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "f"
+    with source.open("wb") as f:
+        f.truncate(8 * BLOCK_SIZE)
+    opened: list[Reader] = []
+
+    def open_reader() -> Reader:
+        opened.append(LocalReader(str(source)))
+        return opened[-1]
+
+    def refuse() -> Writer:
+        time.sleep(0.02)  # so that the other threads are at it too
+        raise AccessDeniedError("read-only")
+
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(AccessDeniedError, match="read-only"):
+            Mover(threads=8).run([Transfer("f", 8 * BLOCK_SIZE, open_reader, refuse)])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(opened) == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_while_threads_are_started_ends_those_that_run(
+    error: type[BaseException], when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    class Slow(Source):
+        def read_into(self, offset: int, buffer: memoryview) -> int:
+            time.sleep(0.02)
+            read.append(offset)
+            return super().read_into(offset, buffer)
+
+    start = threading.Thread.start
+    begun: list[threading.Thread] = []
+
+    def fails(thread: threading.Thread) -> None:
+        last = len(begun) == 2
+        if not last or when == "after":
+            begun.append(thread)
+            start(thread)
+        if last:
+            raise error("no more threads")
+
+    transfers = [Transfer(str(i), 1, lambda: Slow(b"x"), Target) for i in range(40)]
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(error, match="no more threads"):
+        Mover(threads=4).run(transfers)
+    assert len(begun) == (2 if when == "before" else 3)
+    assert not any(thread.is_alive() for thread in begun)
+    assert len(read) < 20

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptstore import deleting
 from ckptstore.backends.base import Reader
 from ckptstore.backends.memory import MemoryBackend, Space
 from ckptstore.errors import (
@@ -549,3 +550,22 @@ def test_the_outcome_counts_files_bytes_and_seconds(checkpoint: Checkpoint, dest
     assert isinstance(result, PullResult)
     assert (result.files, result.size, result.fetched) == (1, 5, 5)
     assert result.seconds >= 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_checkpoint_that_was_purged_meanwhile_is_not_found_and_gets_no_mark(
+    known: bool, dest: Path
+) -> None:
+    store = memory_store()
+    old = save(store, 1)
+    save(store, 2)
+    if known:
+        assert old.files  # its manifest was read before
+    store.delete(old)
+    _, trash = store.catalog.find_trash(RUN, old.name)
+    assert deleting.purge(store.catalog, RUN, old.name, trash, "over")
+    before = objects(store)
+    with pytest.raises(NotFoundError):
+        pull(old, dest)
+    assert objects(store) == before
+    assert not dest.exists() or read_tree(dest) == {}

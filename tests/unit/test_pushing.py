@@ -536,3 +536,31 @@ def test_a_push_of_an_older_state_after_a_newer_one_is_the_newest(
     result = store.push(write_tree(tmp_path / "src", {"a": b"1"}), RUN, 5)
     assert result.created
     assert store.get(RUN, step=5).name == result.checkpoint.name
+
+
+@pytest.mark.parametrize("below", ["", "store"])
+def test_a_directory_that_is_or_holds_the_store_is_not_pushed(below: str, tmp_path: Path) -> None:
+    store = file_store(tmp_path / below)
+    save(store)
+    before = read_tree(tmp_path)
+    with pytest.raises(UsageError, match="inside"):
+        store.push(tmp_path, RUN, 2)
+    assert read_tree(tmp_path) == before
+
+
+def test_a_directory_that_is_the_store_by_another_name_is_not_pushed(tmp_path: Path) -> None:
+    save(file_store(tmp_path / "store"))
+    (tmp_path / "link").symlink_to("store")
+    before = read_tree(tmp_path / "store")
+    with pytest.raises(UsageError, match="inside"):
+        file_store(tmp_path / "link").push(tmp_path / "store", RUN, 2)
+    assert read_tree(tmp_path / "store") == before
+
+
+def test_what_an_interrupted_pull_left_in_a_source_is_not_pushed(
+    store: Store, source: Path
+) -> None:
+    write_tree(source, {".ckpt-pull-00001-step-00000001-abcdefgh/files/a": b"half"})
+    with pytest.raises(UsageError, match=r"\.ckpt-pull-"):
+        store.push(source, RUN, 1)
+    assert not store.exists

@@ -278,3 +278,50 @@ class ReadMachine(RuleBasedStateMachine):
 
 TestReadMachine = ReadMachine.TestCase
 TestReadMachine.settings = examples(30)
+
+
+# Symbolic links in the place of what was stored
+
+
+def test_a_stored_file_replaced_by_a_symbolic_link_is_marked_damaged(tmp_path: Path) -> None:
+    store = file_store(tmp_path / "store")
+    path = stored_path(save(store), "a.txt")
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    checkpoint = store.get(RUN, step=1)
+    with checkpoint.open("a.txt") as f, pytest.raises(IntegrityError, match=r"a\.txt.*symbolic"):
+        f.read()
+    assert checkpoint.state == "damaged"
+    assert store.get(RUN, step=1).standing.damage[0].path == "a.txt"
+
+
+@pytest.mark.parametrize("place", ["sub", "sub/deep", ""])
+def test_a_directory_of_a_checkpoint_replaced_by_a_symbolic_link_is_damage_and_not_read(
+    place: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path / "store")
+    checkpoint = save(store, files={"sub/deep/c": b"deep"})
+    directory = Path(checkpoint.path or "", place)
+    target = tmp_path / "outside"
+    directory.rename(target)
+    directory.symlink_to(target)
+    before = sorted(target.rglob("*"))
+    assert checkpoint.quick_check()
+    again = store.get(RUN, step=1)
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        again.read_bytes("sub/deep/c")
+    assert store.get(RUN, step=1).quick_check()
+    assert sorted(target.rglob("*")) == before
+
+
+def test_a_run_that_is_a_symbolic_link_is_not_read(tmp_path: Path) -> None:
+    store = file_store(tmp_path / "store")
+    checkpoint = save(store)
+    run = tmp_path / "store" / RUN
+    run.rename(tmp_path / "outside")
+    run.symlink_to(tmp_path / "outside")
+    assert store.runs() == []
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        checkpoint.read_bytes("a.txt")
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        store.get(RUN, name=str(checkpoint.name))

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import builtins
 import math
+import os
 import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore import document
+from ckptstore import document, records
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError, UsageError
 from ckptstore.layout import MARKER, Name, RunKeys
 from ckptstore.maintenance import gc, verify
@@ -459,3 +462,57 @@ def test_documents_cannot_be_changed_in_memory(kind: Any) -> None:
 
 def test_errors_of_documents_are_ours() -> None:
     assert issubclass(IntegrityError, CkptError)
+
+
+def test_a_process_of_another_user_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = msgspec.structs.replace(process_here(), started=1)
+    assert is_gone(process)
+
+    def denied(pid: int, signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", denied)
+    assert not is_gone(process)
+
+
+def test_a_process_is_not_taken_for_gone_where_proc_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = msgspec.structs.replace(process_here(), started=1)
+    assert is_gone(process)
+    real: Any = builtins.open
+
+    def hidden(file: Any, *args: Any, **how: Any) -> Any:
+        if str(file).startswith("/proc/"):
+            raise PermissionError(13, "Permission denied")
+        return real(file, *args, **how)
+
+    monkeypatch.setattr(builtins, "open", hidden)
+    assert not is_gone(process)
+
+
+def test_a_pid_that_does_not_exist_or_was_given_to_another_process_is_gone() -> None:
+    here = process_here()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        started = records._started(child.pid)
+        assert started is not None
+        process = msgspec.structs.replace(here, pid=child.pid, started=started)
+        assert not is_gone(process)
+        assert is_gone(msgspec.structs.replace(process, started=started - 1))
+        child.kill()
+    assert is_gone(process)
+
+
+def test_a_zombie_is_gone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = msgspec.structs.replace(
+            process_here(), pid=child.pid, started=records._started(child.pid) or 0
+        )
+        assert not is_gone(process)
+        child.kill()
+        stat = Path(f"/proc/{child.pid}/stat")
+        deadline = time.monotonic() + 5
+        while b") Z " not in stat.read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(child.pid, 0)  # it is still there
+        assert is_gone(process)

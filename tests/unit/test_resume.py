@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ckptstore import deleting
 from ckptstore.errors import IntegrityError, NotFoundError
-from ckptstore.layout import RunKeys
+from ckptstore.layout import Name, RunKeys
 from ckptstore.maintenance import verify
 from ckptstore.resume import plan_from, plan_resume
 from ckptstore.store import Store
+from ckptstore.testing.hooks import HookedBackend, Phase
 from ckptstore.uri import parse_ref
 from tests.unit.support import (
     RUN,
@@ -205,3 +208,57 @@ def test_progress_is_told_of_every_byte_of_a_deep_look() -> None:
     told: list[int] = []
     plan_resume(store, RUN, deep=True, progress=told.append)
     assert sum(told) == checkpoint.size
+
+
+# What a review found
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_complete_directory_that_lost_its_record_is_passed_over_and_counts(deep: bool) -> None:
+    store = memory_store()
+    save(store, 1)
+    lost = save(store, 2)
+    store.backend.delete([KEYS.record(lost.name)])
+    plan = plan_resume(store, RUN, deep=deep)
+    assert plan.require().step == 1
+    assert [(p.name, p.reason) for p in plan.passed_over] == [(lost.name, "has lost its record")]
+
+
+def test_a_run_whose_every_record_was_lost_is_no_start_from_scratch() -> None:
+    store = memory_store()
+    store.backend.delete([KEYS.record(save(store).name)])
+    with pytest.raises(IntegrityError, match="lost its record"):
+        plan_resume(store, RUN).require()
+
+
+def purged(store: Store, name: Name) -> None:
+    store.delete(store.get(RUN, name=str(name)), force=True)
+    _, trash = store.catalog.find_trash(RUN, name)
+    assert deleting.purge(store.catalog, RUN, name, trash, "over")
+
+
+def deleted(store: Store, name: Name) -> None:
+    store.delete(store.get(RUN, name=str(name)), force=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "do"), [("record", deleted), ("record", purged), ("manifest", purged)]
+)
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_next_older_is_taken_when_the_newest_is_deleted_while_it_is_looked_at(
+    what: str, do: Callable[[Store, Name], None], deep: bool
+) -> None:
+    store = memory_store()
+    save(store, 1)
+    newest = save(store, 2)
+    key = KEYS.record(newest.name) if what == "record" else KEYS.manifest(newest.name)
+    left = [newest.name]
+
+    def hook(operation: str, at: str, phase: Phase) -> None:
+        if (operation, at, phase) == ("read", key, "before") and left:
+            do(store, left.pop())
+
+    plan = plan_resume(Store(HookedBackend(store.backend, hook)), RUN, deep=deep)
+    assert left == []
+    assert plan.require().step == 1
+    assert store.backend.list(KEYS.marks_of(newest.name)) == []

@@ -2,20 +2,27 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptstore.backends.base import Writer as BackendWriter
 from ckptstore.backends.local import LocalBackend
 from ckptstore.backends.memory import MemoryBackend, Space
+from ckptstore.catalog import Catalog
 from ckptstore.errors import (
     AccessDeniedError,
     CancelledError,
     CkptError,
     ConflictError,
+    IntegrityError,
     NoSpaceError,
     NotFoundError,
     SourceChangedError,
@@ -23,9 +30,11 @@ from ckptstore.errors import (
     UsageError,
     VoidedError,
 )
+from ckptstore.ids import default_ids
 from ckptstore.layout import MARKER, RunKeys
 from ckptstore.records import BestRule, Void
 from ckptstore.saveoptions import SaveOptions
+from ckptstore.saving import Save
 from ckptstore.store import Store
 from ckptstore.voiding import ensure_void
 from tests.unit.support import (
@@ -346,8 +355,6 @@ def test_a_void_never_replaces_a_commit() -> None:
 
 def test_keep_partial_leaves_the_files_and_an_abandoned_lease() -> None:
     store = memory_store()
-    from ckptstore.saving import Save
-
     one = Save(store.catalog, RUN, 1, SaveOptions(keep_partial=True))
     one.add_bytes("a", b"kept")
     one.abort(RuntimeError())
@@ -364,8 +371,6 @@ def test_keep_partial_leaves_the_files_and_an_abandoned_lease() -> None:
 def test_partial_files_are_not_kept_when_they_fill_the_disk_or_were_given_up(
     error: CkptError,
 ) -> None:
-    from ckptstore.saving import Save
-
     store = memory_store()
     one = Save(store.catalog, RUN, 1, SaveOptions(keep_partial=True))
     one.add_bytes("a", b"a")
@@ -504,3 +509,253 @@ def test_metadata_tags_and_metrics_are_read_back() -> None:
     assert found.metadata == {"lr": 1e-4, "nested": [1, None]}
     assert found.metrics == {"r": 1.0}
     assert found.tags == ["a", "b"]
+
+
+# A store that goes away
+
+
+def names_of_records(root: Path) -> list[str]:
+    return [p.name for p in root.rglob("*.json") if p.parent.name == "commits"]
+
+
+def save_into_what_vanishes(
+    root: Path, files: dict[str, bytes], late: bool, replaced: bool
+) -> CkptError:
+    """How a save ends whose store is moved away, and maybe replaced, before or after its files."""
+    store = file_store(root)
+
+    def add(one: Save) -> None:
+        for path, data in files.items():
+            one.add_bytes(path, data)
+
+    def move(_: Save) -> None:
+        root.rename(root.parent / "elsewhere")
+        if replaced:
+            save(file_store(root), 7, run="theirs")
+
+    one = store.save(RUN, 1)
+    with pytest.raises(CkptError) as caught:
+        attempt(one, *((add, move) if late else (move, add)))
+    return caught.value
+
+
+VANISHING = pytest.mark.parametrize(
+    ("files", "late", "replaced"),
+    [
+        pytest.param(
+            files,
+            late,
+            replaced,
+            id=f"{'some' if files else 'no'} files-moved {'after' if late else 'before'}"
+            f"-{'replaced' if replaced else 'gone'}",
+        )
+        for files in ({}, ABC)
+        for late in ((False, True) if files else (True,))
+        for replaced in (False, True)
+    ],
+)
+
+
+@VANISHING
+def test_a_save_into_a_store_that_was_moved_away_or_replaced_says_that_it_has_gone(
+    files: dict[str, bytes], late: bool, replaced: bool, tmp_path: Path
+) -> None:
+    error = save_into_what_vanishes(tmp_path / "store", files, late, replaced)
+    assert isinstance(error, NotFoundError), error
+
+
+@VANISHING
+def test_a_save_into_a_store_that_was_moved_away_or_replaced_commits_nothing_anywhere(
+    files: dict[str, bytes], late: bool, replaced: bool, tmp_path: Path
+) -> None:
+    save_into_what_vanishes(tmp_path / "store", files, late, replaced)
+    records = [p for p in tmp_path.rglob("*.json") if p.parent.name == "commits"]
+    commits = [p for p in records if b'"kind":"commit"' in p.read_bytes()]
+    assert [p.parent.parent.name for p in commits] == ["theirs"] * replaced
+    if replaced:
+        assert content(file_store(tmp_path / "store").get("theirs", step=7)) == ABC
+
+
+@VANISHING
+def test_a_save_into_a_store_that_was_moved_away_or_replaced_leaves_no_void_in_either(
+    files: dict[str, bytes], late: bool, replaced: bool, tmp_path: Path
+) -> None:
+    save_into_what_vanishes(tmp_path / "store", files, late, replaced)
+    assert [n for n in names_of_records(tmp_path) if "step-00000007" not in n] == []
+
+
+# Forks
+
+
+FORKING = """
+import os, sys
+from ckptstore import open_store
+
+def child(leave):
+    if leave == "exit":
+        sys.exit(0)
+    if leave == "error":
+        raise SystemExit("of the child")
+
+def fork(leave):
+    pid = os.fork()
+    if pid == 0:
+        child(leave)
+        return False
+    os.waitpid(pid, 0)
+    return True
+
+def main(uri, how):
+    store = open_store(uri)
+    if how == "outside":
+        one = store.save("run", 1)
+        one.add_bytes("a", b"before")
+        if not fork("exit"):
+            return
+        (held,) = store.catalog.leases("run")
+        assert held.lease is not None and not held.lease.abandoned
+        one.add_bytes("b", b"after")
+        one.commit()
+        return
+    with store.save("run", 1) as one:
+        one.add_bytes("a", b"before")
+        if not fork(how):
+            return  # leaves the block without an exception
+        (held,) = store.catalog.leases("run")
+        assert held.lease is not None and not held.lease.abandoned
+        one.add_bytes("b", b"after")
+
+main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["outside", "exit", "error", "return"])
+def test_a_forked_child_that_ends_does_not_end_the_save_of_its_parent(
+    how: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "never committed" not in done.stderr
+    store = file_store(tmp_path)
+    assert content(store.get(RUN, step=1)) == {"a": b"before", "b": b"after"}
+    assert store.catalog.leases(RUN) == []
+
+
+# Locks, second tries, links
+
+
+def test_a_file_forgotten_while_its_save_holds_the_lock_in_the_same_thread_ends_nothing() -> None:
+    store = memory_store()
+    one = store.save(RUN, 1)
+
+    def forget() -> None:
+        f = one.open("a")
+        f.write(b"half")
+        with one._lock:
+            del f
+
+    thread = threading.Thread(target=forget, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    one.add_bytes("a", b"whole")
+    one.commit()
+    assert content(store.get(RUN, step=1)) == {"a": b"whole"}
+
+
+def test_a_file_that_could_not_be_opened_can_be_tried_again_in_the_same_save() -> None:
+    class FailsOnce(MemoryBackend):
+        failures = 1
+
+        def open_writer(self, key: str, *, executable: bool = False) -> BackendWriter:
+            if key.endswith("/a") and self.failures:
+                self.failures -= 1
+                raise TemporaryError("not now")
+            return super().open_writer(key, executable=executable)
+
+    store = Store(FailsOnce(Space()))
+    with store.save(RUN, 1) as one:
+        with pytest.raises(TemporaryError):
+            one.open("a")
+        one.add_bytes("a", b"a")
+    assert content(store.get(RUN, step=1)) == {"a": b"a"}
+
+
+def test_a_link_that_says_exists_about_our_own_file_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def repeated(*args: Any, **how: Any) -> None:
+        link(*args, **how)
+        link(*args, **how)  # raises FileExistsError, as a repeated request over NFS
+
+    monkeypatch.setattr(os, "link", repeated)
+    backend = LocalBackend(str(tmp_path))
+    assert backend.create_exclusive("d/x", b"one")
+    assert not backend.create_exclusive("d/x", b"two")
+    assert not backend.create_exclusive("d/x", b"one")
+    store = file_store(tmp_path / "store")
+    assert content(save(store)) == ABC
+    assert list(tmp_path.rglob(".ckpt-tmp-*")) == []
+
+
+@pytest.mark.parametrize("answer", ["exists", "error"])
+def test_a_document_that_was_created_without_our_knowing_is_made_durable(answer: str) -> None:
+    events: list[str] = []
+
+    class Repeated(MemoryBackend):
+        def create_exclusive(self, key: str, data: bytes) -> bool:
+            super().create_exclusive(key, data)
+            events.append(f"created {key}")
+            if answer == "error":
+                raise TemporaryError("timed out")
+            return False
+
+        def sync(self, directories: Iterable[str]) -> None:
+            events.extend(directories)
+
+    catalog = Catalog(Repeated(Space()), default_ids())
+    assert catalog.create_document("d/x", b"mine")
+    assert events == ["created d/x", "d"]
+    events.clear()
+    if answer == "exists":
+        assert not catalog.create_document("d/x", b"other")
+    else:
+        with pytest.raises(TemporaryError):
+            catalog.create_document("d/x", b"other")
+    assert events == ["created d/x"]
+
+
+@pytest.mark.timeout(10)
+def test_a_source_that_became_a_fifo_does_not_block_a_save(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    store = memory_store()
+    begun = time.monotonic()
+    with pytest.raises(CkptError), store.save(RUN, 1) as one:
+        one.add_file("f", tmp_path / "f")
+    assert time.monotonic() - begun < 5
+    assert store.list(RUN) == []
+
+
+@pytest.mark.parametrize("what", ["run", "commits", "leases"])
+def test_a_save_writes_nothing_through_a_symbolic_link(what: str, tmp_path: Path) -> None:
+    store = file_store(tmp_path / "store")
+    store.create()
+    target = tmp_path / "outside"
+    target.mkdir()
+    (tmp_path / "store/run").mkdir()
+    if what == "run":
+        (tmp_path / "store/run").rmdir()
+        (tmp_path / "store/run").symlink_to(target)
+    else:
+        (tmp_path / "store/run" / what).symlink_to(target)
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        save(store)
+    assert list(target.iterdir()) == []

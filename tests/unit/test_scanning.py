@@ -234,3 +234,9 @@ def test_a_state_that_says_no_step_is_passed_over(state: bytes, tmp_path: Path) 
 def test_a_name_that_says_no_step_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not say"):
         step_of(scan(write_tree(tmp_path / name, {})))
+
+
+@pytest.mark.parametrize("path", [".ckpt-pull-x/a", "sub/.ckpt-pull-x/a", ".ckpt-tmp-abcdefgh"])
+def test_names_that_are_ours_are_refused_in_a_source(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ours"):
+        scan(write_tree(tmp_path, {path: b"x", "a": b""}))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -432,3 +433,20 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(examples(25), stateful_step_count=30)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["fifo", "link", "directory"])
+def test_a_marker_that_is_no_file_is_an_error_and_blocks_nothing(what: str, tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    save(store)
+    marker = tmp_path / MARKER
+    marker.rename(tmp_path / "aside")
+    if what == "fifo":
+        os.mkfifo(marker)
+    elif what == "link":
+        marker.symlink_to("aside")
+    else:
+        marker.mkdir()
+    with pytest.raises(IntegrityError):
+        file_store(tmp_path)

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
 
 import pytest
 
-from ckptstore.errors import CancelledError, NotFoundError
+from ckptstore.errors import CancelledError, IntegrityError, NotFoundError
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.layout import RunKeys
-from ckptstore.maintenance import CheckResult, verify, verify_run
+from ckptstore.maintenance import CheckResult, gc, verify, verify_run
+from ckptstore.resume import plan_resume
 from ckptstore.store import Store
 from tests.unit.support import (
     ABC,
@@ -21,6 +23,7 @@ from tests.unit.support import (
     killed_save,
     memory_store,
     objects,
+    read_tree,
     save,
     stored_path,
 )
@@ -220,3 +223,113 @@ def test_damage_in_one_does_not_end_the_verification_of_the_others() -> None:
 def test_a_store_that_is_not_there_is_not_found() -> None:
     with pytest.raises(NotFoundError):
         list(verify_run(memory_store(), RUN))
+
+
+def test_a_complete_directory_whose_record_is_missing_is_damage_of_its_run() -> None:
+    store = memory_store()
+    save(store, 1)
+    lost = save(store, 2)
+    killed_save(store, 3)
+    failed_save(store, 4)
+    store.backend.delete([KEYS.record(lost.name)])
+    results = {r.name: r for r in verify_run(store, RUN)}
+    assert len(results) == 2
+    (damage,) = results[str(lost.name)].damage
+    assert (damage.path, damage.reason) == (f"commits/{lost.name}.json", "its record is missing")
+
+
+@pytest.mark.timeout(20)
+def test_a_stored_file_that_is_a_fifo_is_damage_and_blocks_nothing(tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    checkpoint = save(store)
+    path = stored_path(checkpoint, "a.txt")
+    path.unlink()
+    os.mkfifo(path)
+    for deep in (False, True):
+        assert [d.path for d in check(store, deep=deep).damage] == ["a.txt"]
+    with pytest.raises(IntegrityError, match=r"a\.txt"):
+        store.get(RUN, step=1).read_bytes("a.txt")
+    assert store.get(RUN, step=1).state == "damaged"
+
+
+@pytest.mark.timeout(20)
+def test_a_manifest_that_is_a_fifo_is_damage_and_blocks_nothing(tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    path = tmp_path / KEYS.manifest(save(store).name)
+    path.unlink()
+    os.mkfifo(path)
+    assert [d.path for d in check(store, deep=True).damage] == ["MANIFEST.json"]
+
+
+def spoiled_record(store: Store, root: Path, how: str) -> str:
+    """The name of a commit at whose key there is no file any more."""
+    save(store, 1)
+    bad = save(store, 2)
+    path = root / KEYS.record(bad.name)
+    path.rename(root / RUN / "aside")
+    if how == "fifo":
+        os.mkfifo(path)
+    elif how == "link":
+        path.symlink_to("../aside")
+    else:
+        path.mkdir()
+    return str(bad.name)
+
+
+SPOILED = pytest.mark.parametrize("how", ["fifo", "link", "directory"])
+
+
+@pytest.mark.timeout(20)
+@SPOILED
+def test_a_record_that_is_no_file_is_an_integrity_error_and_blocks_nothing(
+    how: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path)
+    name = spoiled_record(store, tmp_path, how)
+    with pytest.raises(IntegrityError):
+        store.get(RUN, name=name)
+    assert store.get(RUN, step=1).step == 1
+
+
+@pytest.mark.timeout(20)
+@SPOILED
+def test_a_record_that_is_no_file_is_damage_in_listings_and_verification(
+    how: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path)
+    name = spoiled_record(store, tmp_path, how)
+    assert [(r.step, r.state) for r in store.rows(RUN)] == [(1, "ok"), (2, "damaged")]
+    results = {r.name: r.ok for r in verify_run(store, RUN)}
+    assert results.get(name) is False
+
+
+@pytest.mark.timeout(20)
+@SPOILED
+def test_gc_keeps_a_checkpoint_whose_record_is_no_file(how: str, tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    name = spoiled_record(store, tmp_path, how)
+    before = read_tree(tmp_path / RUN / name)
+    assert gc(store, grace=0).removed == ()
+    assert read_tree(tmp_path / RUN / name) == before
+
+
+@pytest.mark.timeout(20)
+@SPOILED
+def test_a_dry_run_of_gc_keeps_a_checkpoint_whose_record_is_no_file(
+    how: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path)
+    spoiled_record(store, tmp_path, how)
+    assert gc(store, grace=0, dry_run=True).removed == ()
+
+
+@pytest.mark.timeout(20)
+@SPOILED
+def test_a_run_whose_only_record_is_no_file_is_no_start_from_scratch(
+    how: str, tmp_path: Path
+) -> None:
+    store = file_store(tmp_path)
+    spoiled_record(store, tmp_path, how)
+    store.delete(store.get(RUN, step=1), force=True)
+    with pytest.raises(IntegrityError):
+        plan_resume(store, RUN).require()
