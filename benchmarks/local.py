@@ -124,10 +124,15 @@ def listing(work: Path, count: int, rounds: int) -> list[Result]:
     many, none = work / "many", work / "none"
     many_records(many, count)
     ckptstore.open_store(str(none)).create()
-    full, empty = alternate(
-        rounds, lambda: seconds([CKPT, "list", many]), lambda: seconds([CKPT, "list", none])
+    plain = "import glob, json, sys; [json.load(open(p)) for p in glob.glob(sys.argv[1])]"
+    full, empty, loop = alternate(
+        rounds,
+        lambda: seconds([CKPT, "list", many]),
+        lambda: seconds([CKPT, "list", none]),
+        lambda: seconds([sys.executable, "-c", plain, f"{many}/many/commits/*.json"]),
     )
-    return [Result(f"list {count:,} checkpoints", "s", full, {"an empty store": empty})]
+    peers = {"an empty store": empty, "glob + json.load": loop}
+    return [Result(f"list {count:,} checkpoints", "s", full, peers)]
 
 
 def memory(work: Path, size: int) -> list[Result]:
