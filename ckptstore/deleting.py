@@ -195,10 +195,10 @@ def purge(catalog: Catalog, run: str, name: Name, trash: bytes, reason: str) -> 
     void = ensure_void(catalog, run, name, reason)
     if not void:
         return False
-    if catalog.find_trash(run, name)[1] not in (trash, b""):
+    if void.created and catalog.find_trash(run, name)[1] not in (trash, b""):
         # Undeleted and deleted anew since the look before the void. Nothing is removed yet, so
-        # what was created last can go, and the new grace period runs.
-        catalog.backend.remove_if(RunKeys(run).record(name), void)
+        # the void that was created here can go, and the new grace period runs.
+        catalog.backend.remove_if(RunKeys(run).record(name), void.data)
         return False
     discard(catalog, run, name, reason)
     catalog.backend.delete([key])

@@ -9,6 +9,8 @@ Voids stay. They also tell mirrors what must not be copied back.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ckptstore import document
 from ckptstore.catalog import Catalog
 from ckptstore.ids import random_letters
@@ -17,12 +19,28 @@ from ckptstore.manifest import FORMAT
 from ckptstore.records import Void, timestamp, writer_here
 
 
-def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bytes:
+@dataclass(frozen=True)
+class StandingVoid:
+    """What stands at a commit key after :func:`ensure_void`; true when it is a void.
+
+    Attributes:
+        data: The void; empty when a commit, or something that cannot be read, stands there.
+        created: Whether this call created it.
+    """
+
+    data: bytes = b""
+    created: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+
+def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> StandingVoid:
     """Make sure that ``name`` can never be committed.
 
     Returns:
-        The void that stands at the commit key now. Empty when a commit, or something that cannot
-        be read, stands there: nothing of the checkpoint may be deleted.
+        The void that stands at the commit key now. If it is false, nothing of the checkpoint may
+        be deleted.
     """
     marker = catalog.require_deletable()
     void = Void(
@@ -38,9 +56,9 @@ def ensure_void(catalog: Catalog, run: str, name: Name, reason: str) -> bytes:
     )
     data = document.encode(void)
     if catalog.create_document(RunKeys(run).record(name), data):
-        return data
+        return StandingVoid(data, created=True)
     found = catalog.find(run, name)
-    return found.data if found is not None and found.is_void else b""
+    return StandingVoid(found.data) if found is not None and found.is_void else StandingVoid()
 
 
 def discard(catalog: Catalog, run: str, name: Name, reason: str) -> bool:

@@ -103,7 +103,7 @@ def test_completion_in_a_real_bash(store: Path, typed: str, becomes: str) -> Non
         os.write(fd, b'eval "$(_CKPT_COMPLETE=source_bash ckpt)"; bind "set bell-style none"\n')
         read_terminal(fd, lambda s: "ready> " in s.partition("\n")[2])
         os.write(fd, f"ckpt show {typed}\t".encode())
-        shown = read_terminal(fd, lambda s: becomes in s, seconds=4)
+        shown = read_terminal(fd, lambda s: becomes in s, seconds=20)
         assert f"ckpt show {becomes}" in shown
     finally:
         os.close(fd)
