@@ -55,6 +55,8 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
         from ckptstore.errors import CkptError, from_os_error
         from cli.output import show_error
 
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _terminate)
         for stream in (sys.stdout, sys.stderr):  # file names need not be text
             if isinstance(stream, TextIOWrapper):

@@ -105,6 +105,16 @@ def test_a_signal_in_the_middle_of_a_push(
     assert list((store / "gsm8k" / "leases").iterdir()) == []
 
 
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.15])
+def test_an_interrupt_at_the_very_start_shows_no_traceback(place: Path, delay: float) -> None:
+    process = start("list", place / "nowhere")
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (-signal.SIGINT, 130, 4)
+    assert "/cli/" not in err, err  # (before our first line Python itself may say something)
+
+
 def test_signals_in_the_middle_of_a_pull(place: Path) -> None:
     source = _long_source(place, 1200)
     ref = f"{place}/store/gsm8k@500"
