@@ -82,6 +82,7 @@ class _Push:
         self.step = step
         self.options = options
         self.known: dict[str, FileEntry] = {}
+        self.different: set[tuple[str, str]] = set()  # (path, digest) that the source is not
 
     def run(self, begun: float) -> PushResult:
         self.options.check()
@@ -93,6 +94,8 @@ class _Push:
             return PushResult(same_step, False, 0, time.monotonic() - begun)
         newest = self.catalog.newest(self.run_name)
         bases = [b for b in (same_step, self._checkpoint(newest)) if b is not None]
+        if len(bases) > 1 and bases[0].name == bases[1].name:
+            del bases[1]
         dead = self._dead_saves()
         with Save(self.catalog, self.run_name, self.step, self.options) as save:
             for one in dead:
@@ -153,6 +156,7 @@ class _Push:
 
         A file that differs is read up to its first block that does.
         """
+        compared = list(pairs)
         transfers = [
             Transfer(
                 f.path,
@@ -161,13 +165,14 @@ class _Push:
                 expected=entry,
                 executable=f.executable,
             )
-            for f, entry in pairs
+            for f, entry in compared
         ]
         moved = Mover(threads=self.options.threads, cancel=self.options.cancel).run(
             transfers, OnMismatch.STOP
         )
         same = {m.path: m.entry for m in moved if m.entry is not None and not m.damage}
         self.known.update(same)
+        self.different.update((f.path, e.digest) for f, e in compared if f.path not in same)
         return same
 
     # What a dead save left
@@ -196,6 +201,8 @@ class _Push:
         A file has its name only when it is complete. Those that the journal has no digests of are
         hashed here.
         """
+        if not self.catalog.backend.capabilities.moves_no_bytes:
+            return []
         root = RunKeys(self.run_name).directory(name)
         journal = held.lease.files if held is not None and held.lease is not None else ()
         digests = {entry.path: entry for entry in journal}
@@ -293,11 +300,12 @@ class _Push:
         self, pairs: Sequence[tuple[ScannedFile, _Stored]]
     ) -> list[tuple[ScannedFile, _Stored]]:
         """The pairs whose contents are equal, by digests."""
-        known = {
-            f.path: self.known[f.path].digest == stored.entry.digest
-            for f, stored in pairs
-            if f.path in self.known
-        }
+        known = {}  # what an earlier comparison has read is not read again
+        for f, stored in pairs:
+            if f.path in self.known:
+                known[f.path] = self.known[f.path].digest == stored.entry.digest
+            elif (f.path, stored.entry.digest) in self.different:
+                known[f.path] = False
         unread = [(f, stored.entry) for f, stored in pairs if f.path not in known]
         same = self._match(unread)
         return [(f, s) for f, s in pairs if known.get(f.path, f.path in same)]

@@ -120,7 +120,13 @@ class _Target:
         self._store = opened
         self._checkpoint = checkpoint
         self._run = run
-        self.size: int = checkpoint.size if checkpoint else sum(r.size for r in opened.rows(run))
+
+    @property
+    def size(self) -> int:
+        """Bytes to read for a deep verification."""
+        if self._checkpoint is not None:
+            return int(self._checkpoint.size)
+        return sum(row.size for row in self._store.rows(self._run))
 
     def check(self, deep: bool, threads: int | None, progress: Any) -> list[CheckResult]:
         from ckptstore.maintenance import verify as check

@@ -28,6 +28,7 @@ from ckptstore.pulling import pull
 from ckptstore.records import Lease, Void
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
+from ckptstore.transfer import SourceFile
 from tests.unit.support import (
     ABC,
     RUN,
@@ -564,3 +565,25 @@ def test_what_an_interrupted_pull_left_in_a_source_is_not_pushed(
     with pytest.raises(UsageError, match=r"\.ckpt-pull-"):
         store.push(source, RUN, 1)
     assert not store.exists
+
+
+def test_a_file_that_differs_is_compared_once_and_then_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's newest commit, which is also the run's newest, is no reason to read it again."""
+    read: list[str] = []
+    original = SourceFile.read_into
+
+    def counted(self: SourceFile, offset: int, buffer: memoryview) -> int:
+        read.append(os.path.basename(self._path))
+        return original(self, offset, buffer)
+
+    monkeypatch.setattr(SourceFile, "read_into", counted)
+    store = file_store(tmp_path / "store")
+    tree = tmp_path / "tree"
+    write_tree(tree, {"changes": b"one", "stays": b"same"})
+    store.push(tree, RUN, 1)
+    read.clear()
+    (tree / "changes").write_bytes(b"two")
+    assert store.push(tree, RUN, 1).sent == 3
+    assert sorted(read) == ["changes", "changes", "stays"]
