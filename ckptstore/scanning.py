@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from ckptstore.errors import (
     ConflictError,
     NotFoundError,
-    SourceChangedError,
     UsageError,
     printable,
     translate_os_errors,
@@ -44,16 +43,7 @@ class ScannedFile:
 
     def check_unchanged(self) -> None:
         """Raise :class:`SourceChangedError` when it is not what was scanned."""
-        try:
-            status = os.stat(self.real)
-        except FileNotFoundError:
-            status = None
-        if status is None or SourceIdentity.of(status) != self.identity:
-            what = "vanished" if status is None else "changed"
-            raise SourceChangedError(
-                f"{printable(self.real)} {what} while the directory was pushed",
-                hint="push a directory that nothing writes to any more",
-            )
+        self.identity.check(self.real)
 
 
 @dataclass

@@ -35,7 +35,6 @@ class Capabilities:
         parallel_blocks: A writer takes its blocks from several threads in any order.
         parallel_reads: How many small reads are worth having in flight at once.
         forbidden: Characters that a path cannot hold here.
-        folds_case: Names that differ only in case are one name here.
     """
 
     exclusive_create: bool = True
@@ -44,7 +43,6 @@ class Capabilities:
     parallel_blocks: bool = True
     parallel_reads: int = 1
     forbidden: str = ""
-    folds_case: bool = False
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -26,6 +26,22 @@ class SourceIdentity:
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
 
+    def check(self, path: str) -> None:
+        """Raise :class:`SourceChangedError` when the file at ``path`` is not this any more."""
+        try:
+            now = SourceIdentity.of(os.lstat(path))
+        except FileNotFoundError:
+            raise _changed(path, "vanished") from None
+        if now != self:
+            raise _changed(path, "changed")
+
+
+def _changed(path: str, what: str) -> SourceChangedError:
+    return SourceChangedError(
+        f"{printable(path)} {what} while it was read",
+        hint="push a directory that nothing writes to any more",
+    )
+
 
 class SourceFile(LocalReader):
     """A file on this machine that must stay as it was when the directory was scanned.
@@ -45,19 +61,8 @@ class SourceFile(LocalReader):
         super().__init__(path)
         if SourceIdentity.of(os.fstat(self.fileno())) != identity:
             self.close()
-            raise self._changed("changed")
+            raise _changed(path, "changed")
 
     def check_unchanged(self) -> None:
         """See :class:`ckptstore.backends.base.Reader`."""
-        try:
-            now = SourceIdentity.of(os.lstat(self._path))
-        except FileNotFoundError:
-            raise self._changed("vanished") from None
-        if now != self._identity:
-            raise self._changed("changed")
-
-    def _changed(self, what: str) -> SourceChangedError:
-        return SourceChangedError(
-            f"{printable(self._path)} {what} while it was read",
-            hint="push a directory that nothing writes to any more",
-        )
+        self._identity.check(self._path)
