@@ -7,6 +7,7 @@
     ├── IntegrityError          5   stored bytes are not what they must be: fall back or repair
     ├── ConflictError           6   something else is there or in the way: choose, or wait
     │   ├── VoidedError             the save was given up by someone else; save again
+    │   │   └── SupersededError     … by a newer life of the run; end this process
     │   └── SourceChangedError      the source was written to while it was read
     ├── AccessDeniedError       7   permission or credentials
     ├── TemporaryError          8   the same call can succeed later
@@ -75,6 +76,12 @@ class VoidedError(ConflictError):
     """The save's place was voided (by gc, or by a later save that took it over)."""
 
     kind = "voided"
+
+
+class SupersededError(VoidedError):
+    """A newer life of the run has begun: what belongs to an older one commits nothing any more."""
+
+    kind = "superseded"
 
 
 class SourceChangedError(ConflictError):

@@ -25,12 +25,14 @@ STAGING_PREFIX = ".ckpt-pull-"
 
 STEP_LIMIT = 10**15
 SEQ_LIMIT = 10**12
+LIFE_LIMIT = 10**9
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _TAG = re.compile(r"[a-z][a-z0-9._-]{0,99}")
 _NAME = re.compile(
     r"([0-9]{5}|[1-9][0-9]{5,11})-step-([0-9]{8}|[1-9][0-9]{8,14})-([a-z]{8})", re.ASCII
 )
+_LIFE = re.compile(r"([0-9]{5}|[1-9][0-9]{5,8})\.json", re.ASCII)
 _RESERVED_RUNS = {MIRRORS, MARKER.lower()}
 
 
@@ -65,6 +67,19 @@ def check_step(step: int) -> int:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < STEP_LIMIT:
         raise UsageError(f"{step!r} cannot be a step: a step is a whole number from 0 on")
     return step
+
+
+def check_life(life: int) -> int:
+    """``life`` if it can be the number of a run's life: 0 < life < 10^9.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if isinstance(life, bool) or not isinstance(life, int) or not 0 < life < LIFE_LIMIT:
+        raise UsageError(
+            f"{life!r} cannot be the number of a life", hint="Store.begin_life gives the number"
+        )
+    return life
 
 
 def check_tag(tag: str) -> str:
@@ -126,6 +141,11 @@ class RunKeys:
         return f"{self.run}/leases"
 
     @property
+    def lives(self) -> str:
+        """Directory of the lives."""
+        return f"{self.run}/lives"
+
+    @property
     def marks(self) -> str:
         """Directory with a directory of marks for each marked checkpoint."""
         return f"{self.run}/marks"
@@ -159,6 +179,10 @@ class RunKeys:
         """An unfinished save's heartbeat and journal."""
         return f"{self.run}/leases/{name}.{writer}.json"
 
+    def life(self, number: int) -> str:
+        """Where a life of the run is created exclusively."""
+        return f"{self.run}/lives/{number:05d}.json"
+
     def marks_of(self, name: Name) -> str:
         """Directory of one checkpoint's marks."""
         return f"{self.run}/marks/{name}"
@@ -177,6 +201,12 @@ def record_name(file_name: str) -> Name | None:
 def lease_name(file_name: str) -> Name | None:
     """The checkpoint that ``leases/<file_name>`` is about."""
     return Name.parse(file_name.partition(".")[0]) if file_name.endswith(".json") else None
+
+
+def life_number(file_name: str) -> int | None:
+    """The number of the life that ``lives/<file_name>`` is about."""
+    match = _LIFE.fullmatch(file_name)
+    return None if match is None else int(match[1])
 
 
 def path_problem(path: str) -> str | None:

@@ -34,6 +34,7 @@ class LeaseKeeper:
         catalog: The store.
         run, name: The save.
         writer: Who saves.
+        life: The run's life that the save belongs to, if any.
         heartbeat: Seconds between renewals.
     """
 
@@ -44,6 +45,7 @@ class LeaseKeeper:
         name: Name,
         writer: Writer,
         *,
+        life: int | None = None,
         heartbeat: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._backend = catalog.backend
@@ -54,6 +56,7 @@ class LeaseKeeper:
             created=timestamp(),
             writer=writer,
             process=process_here(),
+            life=life,
         )
         self._heartbeat = heartbeat
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError, UsageError, printable
@@ -262,7 +263,9 @@ class _Push:
                     self._progress(f.size)
         save.add_transfers(
             [
-                save.transfer(f.path, f.size, f.real, f.identity, executable=f.executable)
+                save.transfer(
+                    f.path, f.size, partial(SourceFile, f.real, f.identity), executable=f.executable
+                )
                 for f in remaining.values()
             ]
         )

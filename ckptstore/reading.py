@@ -6,9 +6,10 @@ import io
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
-from ckptstore.backends.base import Reader
+from ckptstore.backends.base import Reader, Writer
 from ckptstore.catalog import Catalog
 from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError, printable
 from ckptstore.hashing import BLOCK_SIZE, block_digest, block_range
@@ -17,7 +18,7 @@ from ckptstore.manifest import FileEntry, Manifest
 from ckptstore.marks import Standing, note_damage, standing
 from ckptstore.pulling import PullResult, pull
 from ckptstore.records import Commit
-from ckptstore.transfer import Transfer
+from ckptstore.transfer import Mover, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,34 @@ class Checkpoint:
             executable=entry.exec,
             **how,
         )
+
+    def read_blocks(
+        self,
+        entry: FileEntry,
+        blocks: Sequence[int],
+        target: Writer,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """Read some blocks of a file, verified, in parallel and in any order.
+
+        Args:
+            entry: The file.
+            blocks: Numbers of the blocks.
+            target: Is given each block.
+            threads: Blocks in flight.
+
+        Raises:
+            IntegrityError: the stored bytes differ. The checkpoint is marked.
+        """
+        transfer = self.transfer(entry, open_writer=lambda: target, only=blocks)
+        try:
+            Mover(threads=threads).run([transfer])
+        except IntegrityError as error:
+            if not error.damage:
+                raise
+            self.report_damage(error.damage, deep=True)
+            raise self.damaged_error(error.damage) from None
 
     def quick_check(self) -> tuple[Damage, ...]:
         """Look for missing files and wrong sizes, without reading content."""

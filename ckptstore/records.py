@@ -1,4 +1,4 @@
-"""The bodies of a store's small documents: marker, commits and voids, marks, trash, leases."""
+"""The bodies of a store's small documents: marker, commits, voids, marks, trash, leases, lives."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ class Commit(Body, frozen=True, tag_field="kind", tag="commit"):
         metrics: Finite numbers.
         best: The rule for the run's best checkpoint, in force since this save.
         tags: Tags given at the save.
+        life: The run's life that saved it; ``None`` for a save that belongs to none.
         created: UTC, by the writer's clock: for people, never used for order.
     """
 
@@ -114,6 +115,7 @@ class Commit(Body, frozen=True, tag_field="kind", tag="commit"):
     metrics: dict[str, float] = {}
     best: BestRule | None = None
     tags: tuple[str, ...] = ()
+    life: int | None = None
 
 
 class Void(Body, frozen=True, tag_field="kind", tag="void"):
@@ -189,6 +191,7 @@ class Lease(Body, frozen=True):
 
     Attributes:
         abandoned: The writer ended without committing and left its files to the next save.
+        life: The run's life that saves; ``None`` for a save that belongs to none.
     """
 
     name: str
@@ -198,6 +201,22 @@ class Lease(Body, frozen=True):
     process: Process
     files: tuple[FileEntry, ...] = ()
     abandoned: bool = False
+    life: int | None = None
+
+
+class Life(Body, frozen=True):
+    """A life of a run: a job that was started and decides what it resumes from.
+
+    Attributes:
+        life: Its number; a newer life has a higher one.
+        created: UTC, by the writer's clock: for people, never used for order.
+    """
+
+    run: str
+    life: int
+    created: str
+    writer: Writer
+    process: Process
 
 
 _any_format = Decoder[AnyFormat](AnyFormat)
@@ -206,6 +225,7 @@ _record = Decoder[Record](Record)
 _mark = Decoder[Mark](Mark)
 _trash = Decoder[Trash](Trash)
 _lease = Decoder[Lease](Lease)
+_life = Decoder[Life](Life)
 
 
 def decode_marker(data: bytes, what: str) -> Marker:
@@ -281,6 +301,14 @@ def decode_trash(data: bytes, run: str, name: Name, what: str) -> Trash:
 def decode_lease(data: bytes, run: str, name: Name, what: str) -> Lease:
     """The lease of an unfinished save. Raises :class:`IntegrityError`."""
     return _about(_lease.decode(data, what), run, name, what)
+
+
+def decode_life(data: bytes, run: str, number: int, what: str) -> Life:
+    """A life of the run. Raises :class:`IntegrityError`."""
+    life = _life.decode(data, what)
+    if (life.run, life.life) != (run, number):
+        raise IntegrityError(f"{what} is about another life")
+    return life
 
 
 About = TypeVar("About", Mark, Trash, Lease)

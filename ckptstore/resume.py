@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptstore.catalog import Found
@@ -71,6 +72,7 @@ def plan_resume(
     deep: bool = False,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
+    refused: Mapping[Name, str] | None = None,
 ) -> ResumePlan:
     """Find the newest intact commit of a run, by the order of saving and never by step.
 
@@ -84,6 +86,7 @@ def plan_resume(
         deep: Read all of each candidate.
         progress: Told of every block read.
         cancel: Set it to end the search.
+        refused: Checkpoints that a load has found damaged, and how: they are passed over.
 
     Raises:
         NotFoundError: there is no such store or run.
@@ -102,6 +105,9 @@ def plan_resume(
         found = catalog.find(run, name) if name in records else None
         if found is not None and not found.is_void:
             commits += 1
+            if refused is not None and name in refused:
+                passed.append(PassedOver(name, refused[name]))
+                continue
             checkpoint, reason = _judge(store, run, found, deep, progress, cancel)
             if reason is None:
                 return ResumePlan(run, checkpoint, tuple(passed), commits)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ckptstore.errors import UsageError
-from ckptstore.layout import check_tag
+from ckptstore.layout import check_life, check_tag
 from ckptstore.records import BestRule
 from ckptstore.transfer import ProgressCallback
 
@@ -30,6 +30,8 @@ class SaveOptions:
         cancel: Set it to end the save with :class:`CancelledError`.
         keep_partial: When the save fails, leave its files for the next one to take over. They are
             not visible as a checkpoint, and gc removes them in time.
+        life: The run's life that the save belongs to (:meth:`Store.begin_life`): it fails with
+            :class:`SupersededError` when a newer one has begun. ``None``: it belongs to none.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -40,13 +42,16 @@ class SaveOptions:
     progress: ProgressCallback | None = None
     cancel: threading.Event | None = None
     keep_partial: bool = False
+    life: int | None = None
 
     def check(self) -> None:
         """Refuse what could not be committed in the end.
 
         Raises:
-            UsageError: a tag cannot be one, or the metadata is no JSON object.
+            UsageError: a tag or the life cannot be one, or the metadata is no JSON object.
         """
+        if self.life is not None:
+            check_life(self.life)
         for tag in self.tags:
             check_tag(tag)
         self.json_metadata()

@@ -2,8 +2,9 @@
 
 The order of the steps is what makes a save atomic (docs/design explains each):
 
-    lease → directory, claimed exclusively → files, each complete and durable before it has its name
-    → manifest → directories made durable → record, created exclusively → hint → lease removed
+    lease → no newer life → directory, claimed exclusively → files, each complete and durable before
+    it has its name → manifest → directories made durable → no newer life → record, created
+    exclusively → hint → lease removed
 
 Before the record there is no checkpoint; with it, all of it is there.
 """
@@ -12,85 +13,75 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from ckptstore import document
+from ckptstore.adding import Adding
 from ckptstore.catalog import Catalog
 from ckptstore.errors import (
     CancelledError,
     CkptError,
     IntegrityError,
     NoSpaceError,
-    UsageError,
     VoidedError,
     printable,
-    translate_os_errors,
 )
 from ckptstore.hashing import BLOCK_SIZE, block_digest
 from ckptstore.ids import random_letters
-from ckptstore.layout import Name, RunKeys, check_new_path, check_run, check_step
+from ckptstore.layout import Name, RunKeys, check_run, check_step
 from ckptstore.leases import LeaseKeeper
+from ckptstore.lives import require_newest
 from ckptstore.manifest import FORMAT, FileEntry, Manifest
 from ckptstore.records import Commit, ManifestPin, finite, timestamp, writer_here
-from ckptstore.savefile import SaveFile
 from ckptstore.saveoptions import SaveOptions
-from ckptstore.transfer import Moved, Mover, SourceFile, SourceIdentity, Transfer
 from ckptstore.voiding import discard, ensure_void
 
 log = logging.getLogger(__name__)
 
 
-class Save:
+class Save(Adding):
     """A save under way: a context manager that commits on success.
 
     After an exception in the block nothing is visible in the store. ``add_file``, ``add_bytes`` and
     ``open`` may be called from several threads.
 
     Attributes:
-        run, name: What will be committed.
-        sent_bytes: Bytes that went to the store so far, without the manifest.
         committed: The record, once it is committed.
     """
 
     def __init__(
         self, catalog: Catalog, run: str, step: int, options: SaveOptions | None = None
     ) -> None:
-        self._options = options or SaveOptions()
-        self._options.check()
-        self._metadata = self._options.json_metadata()
-        self.run = check_run(run)
+        options = options or SaveOptions()
+        options.check()
+        check_run(run)
         check_step(step)
+        self._metadata = options.json_metadata()
         self._catalog = catalog
-        self._backend = catalog.backend
-        self._keys = RunKeys(run)
         self._store_id = catalog.create().store
         catalog.require_writable()
         self.writer = writer_here(random_letters() + random_letters())
         parent = catalog.newest(run)
         self._parent = parent.commit if parent is not None else None
-        self.name, self._lease = self._claim(step)
-        self._lock = threading.RLock()  # a file that is collected as garbage comes back here
-        self._process = os.getpid()
-        self._entries: dict[str, FileEntry] = {}
-        self._empty: list[str] = []
-        self._open: set[str] = set()
-        self._ended = False
+        self._options = options
+        self._keys = RunKeys(run)
+        self._backend = catalog.backend
+        name, self._lease = self._claim(run, step)
+        super().__init__(catalog.backend, run, name, options)
         self._forgotten = weakref.finalize(
             self, _warn_forgotten, f"{run}@{step}", self._lease, os.getpid()
         )
-        self.sent_bytes = 0
         self.committed: Commit | None = None
 
-    def _claim(self, step: int) -> tuple[Name, LeaseKeeper]:
+    def _claim(self, run: str, step: int) -> tuple[Name, LeaseKeeper]:
         while True:
-            name = self._catalog.new_name(self.run, step)
-            lease = LeaseKeeper(self._catalog, self.run, name, self.writer)
+            name = self._catalog.new_name(run, step)
+            lease = LeaseKeeper(self._catalog, run, name, self.writer, life=self._options.life)
             try:
+                self._check_life(run)
                 if self._backend.make_directory(self._keys.directory(name)):
                     return name, lease
             except BaseException:
@@ -98,129 +89,20 @@ class Save:
                 raise
             lease.release()
 
-    @property
-    def mover(self) -> Mover:
-        """A mover with this save's threads, progress and cancellation."""
-        options = self._options
-        return Mover(threads=options.threads, progress=options.progress, cancel=options.cancel)
+    def _check_life(self, run: str) -> None:
+        """Fail if a newer life of the run has begun.
 
-    @property
-    def paths(self) -> frozenset[str]:
-        """The files that are complete."""
-        with self._lock:
-            return frozenset(self._entries)
-
-    # Adding files
-
-    def add_file(self, path: str, source: str | os.PathLike[str]) -> None:
-        """Store a file of this machine as ``path``.
-
-        Raises:
-            SourceChangedError: the file changed while it was read.
+        A save looks for lives after its lease is written, and a life looks for leases after its
+        document is: of a save and a newer life at least one sees the other. The second look, before
+        the record, is for a lease that was lost since.
         """
-        source = os.path.realpath(source)
-        with translate_os_errors(source):
-            status = os.stat(source)
-        identity = SourceIdentity.of(status)
-        self.add_transfers(
-            [
-                self.transfer(
-                    path, status.st_size, source, identity, executable=bool(status.st_mode & 0o100)
-                )
-            ]
-        )
-
-    def transfer(
-        self, path: str, size: int, source: str, identity: SourceIdentity, *, executable: bool
-    ) -> Transfer:
-        """The transfer that stores the file ``source`` as ``path``."""
-        key = self._keys.file(self.name, path)
-        return Transfer(
-            path,
-            size,
-            open_reader=lambda: SourceFile(source, identity),
-            open_writer=lambda: self._backend.open_writer(key, executable=executable),
-            executable=executable,
-            sequential=not self._backend.capabilities.parallel_blocks,
-        )
-
-    def add_transfers(self, transfers: Sequence[Transfer]) -> None:
-        """Store many files at once, in parallel over files and blocks."""
-        self._check_running()
-        for transfer in transfers:
-            self._reserve(transfer.path)
-        self.mover.run(transfers, done=self._moved)
-
-    def _moved(self, moved: Moved) -> None:
-        assert moved.entry is not None
-        self.complete(moved.entry, moved.written)
-
-    def add_bytes(self, path: str, data: bytes) -> None:
-        """Store ``data`` as ``path``."""
-        with self.open(path) as f:
-            f.write(data)
-
-    def open(self, path: str, *, executable: bool = False) -> SaveFile:
-        """A binary file to write ``path`` through; it is complete when it is closed."""
-        self._check_running()
-        self._reserve(path)
-        key = self._keys.file(self.name, path)
-        writer = self._backend.open_writer(key, executable=executable)
-        with self._lock:
-            self._open.add(path)
-        return SaveFile(
-            writer, path, executable=executable, complete=self.complete, given_up=self._forget
-        )
-
-    def add_empty_directory(self, path: str) -> None:
-        """Keep a directory that holds nothing."""
-        self._check_running()
-        check_new_path(path)
-        self._empty.append(path)
-
-    def adopt(self, entry: FileEntry, source_key: str) -> bool:
-        """Take a stored file, known to have the content of ``entry``, without moving its bytes.
-
-        Returns:
-            Whether that could be done here.
-        """
-        self._check_running()
-        target = self._keys.file(self.name, entry.path)
-        if self._backend.copy(source_key, target, executable=entry.exec) is None:
-            return False
-        self._reserve(entry.path)
-        self.complete(entry, 0)
-        return True
-
-    def _reserve(self, path: str) -> None:
-        check_new_path(path)
-        forbidden = sorted(set(path) & set(self._backend.capabilities.forbidden))
-        if forbidden:
-            raise UsageError(
-                f"{printable(path)!r} cannot be stored in {self._backend.uri}: "
-                f"a name cannot hold {' '.join(forbidden)} there"
-            )
-        with self._lock:
-            if path in self._entries or path in self._open:
-                raise UsageError(f"{printable(path)!r} was added to the save before")
+        if self._options.life is not None:
+            require_newest(self._catalog, run, self._options.life)
 
     def complete(self, entry: FileEntry, written: int) -> None:
-        """Count a file whose bytes are in place, ``written`` of them sent."""
-        with self._lock:
-            self._open.discard(entry.path)
-            self._entries[entry.path] = entry
-            self.sent_bytes += written
+        """See :class:`Adding`; the lease's journal notes it too."""
+        super().complete(entry, written)
         self._lease.completed([entry])
-
-    def _forget(self, path: str) -> None:
-        with self._lock:
-            self._open.discard(path)
-
-    def _check_running(self) -> None:
-        if self._ended:
-            raise UsageError("the save has ended")
-        if os.getpid() != self._process:
-            raise UsageError("a save goes on only in the process that began it, not in a fork")
 
     # Ending
 
@@ -232,15 +114,13 @@ class Save:
 
         Raises:
             VoidedError: the save was given up by gc or a later save.
+            SupersededError: a newer life of the run has begun.
             CkptError: the storage failed; nothing is visible.
         """
         self._check_running()
-        if self._open:
-            raise UsageError(f"{printable(min(self._open))!r} is still open in the save")
+        entries = self.entries
         self._catalog.check_alive()
-        manifest = Manifest.build(
-            self.run, self.name, self._entries.values(), self._empty, self._metadata
-        )
+        manifest = Manifest.build(self.run, self.name, entries, self._empty, self._metadata)
         data = manifest.encode()
         for path in manifest.empty_directories:
             self._backend.make_directory(self._keys.file(self.name, path))
@@ -315,10 +195,12 @@ class Save:
             metrics=finite(options.metrics.items()),
             best=options.best or (parent.best if parent is not None else None),
             tags=tuple(sorted(set(options.tags))),
+            life=options.life,
         )
 
     def _create_record(self, commit: Commit) -> None:
         self._catalog.check_alive()
+        self._check_life(self.run)
         data = document.encode(commit)
         key = self._keys.record(self.name)
         try:
@@ -337,6 +219,7 @@ class Save:
             raise self._voided()
 
     def _voided(self) -> VoidedError:
+        self._check_life(self.run)  # a newer life that gave it up is the better reason
         return VoidedError(
             f"the save of {self.run}@{self.name.step} ({self.name}) was given up by someone else "
             "while it was under way",

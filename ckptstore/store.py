@@ -16,6 +16,7 @@ from ckptstore.errors import IntegrityError, NotFoundError, UsageError
 from ckptstore.ids import IdFactory, default_ids
 from ckptstore.layout import Name, check_run, check_step
 from ckptstore.listing import Row, ref_of
+from ckptstore.lives import begin_life
 from ckptstore.pushing import PushResult, push
 from ckptstore.reading import Checkpoint
 from ckptstore.records import BestRule
@@ -83,6 +84,22 @@ class Store:
 
     # Saving
 
+    def begin_life(self, run: str) -> int:
+        """Begin a new life of a run, before it is decided what the run resumes from.
+
+        When this has returned, no save that was given an older life can commit any more: what a
+        plan made from now on does not see will never be. The store is made if there is none.
+
+        Returns:
+            The life's number, to be given to each of its saves.
+
+        Raises:
+            CkptError: the storage failed; the older lives may go on.
+        """
+        check_run(run)
+        self.catalog.create()
+        return begin_life(self.catalog, run).life
+
     def save(
         self,
         run: str,
@@ -95,6 +112,7 @@ class Store:
         threads: int | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
+        life: int | None = None,
     ) -> Save:
         """Begin a save; use it as a context manager, which commits on success.
 
@@ -107,6 +125,10 @@ class Store:
             threads: Blocks in flight; each costs 16 MiB of memory.
             progress: Called with the bytes just written.
             cancel: Set it from any thread to end the save.
+            life: The run's life that the save belongs to, from :meth:`begin_life`.
+
+        Raises:
+            SupersededError: a newer life of the run has begun.
         """
         options = SaveOptions(
             metadata=metadata or {},
@@ -116,6 +138,7 @@ class Store:
             threads=threads,
             progress=progress,
             cancel=cancel,
+            life=life,
         )
         return Save(self.catalog, run, step, options)
 

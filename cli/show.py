@@ -40,6 +40,7 @@ def show(
                 "digest": commit.content,
                 "manifest_digest": commit.manifest.digest,
                 "parent": commit.parent,
+                "life": commit.life,
                 "state": checkpoint.state,
                 "tags": checkpoint.tags,
                 "metrics": checkpoint.metrics,
@@ -65,6 +66,8 @@ def show(
         ("metrics", numbers(checkpoint.metrics) or "none"),
         ("metadata", json_module.dumps(checkpoint.metadata, ensure_ascii=False)),
     ]
+    if commit.life is not None:
+        facts.append(("life", str(commit.life)))
     if checkpoint.path is not None:
         facts.append(("path", checkpoint.path))
     for label, value in facts:

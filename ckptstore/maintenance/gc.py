@@ -157,8 +157,10 @@ class _Collection:
         for name, record in trash.items():
             yield from self._trashed(name, record, name in directories, records.get(name))
         for held in leases:
-            yield from self._lease(held, held.name in directories, records.get(held.name))
-        for key in (self.name, self.keys.commits, self.keys.trash, self.keys.leases):
+            found = records.get(held.name)
+            yield from self._lease(held, held.name in directories, found, held.name in trash)
+        keys = self.keys
+        for key in (self.name, keys.commits, keys.trash, keys.leases, keys.lives):
             yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
         for marked in self.catalog.backend.list(self.keys.marks):
             yield from _stray(self.catalog, marked.key, self.now, self.grace, self.dry_run)
@@ -254,7 +256,7 @@ class _Collection:
         return now.pinned or bool(now.unreadable)
 
     def _lease(
-        self, held: HeldLease, has_directory: bool, found: Found | None
+        self, held: HeldLease, has_directory: bool, found: Found | None, trashed: bool
     ) -> Iterator[GcAction]:
         """A lease whose save has ended; the one of a dead save goes with its directory."""
         if is_live(held, self.now):
@@ -262,8 +264,18 @@ class _Collection:
         if found is None and has_directory and held.name not in self.collected:
             return
         if not self.dry_run:
+            settled = found is not None or trashed or held.name in self.collected
+            if not settled and _has_life(held):
+                # A newer life finds the saves of older ones by their leases: this one may go only
+                # when its save, which may be asleep, can never commit.
+                ensure_void(self.catalog, self.name, held.name, "collected: no sign of life")
             self.catalog.backend.delete([held.key])
         yield GcAction(held.key, True, "the lease of a save that has ended")
+
+
+def _has_life(held: HeldLease) -> bool:
+    """Whether its save belongs to a life of the run, or may do so."""
+    return held.lease is None or held.lease.life is not None
 
 
 def _stray(

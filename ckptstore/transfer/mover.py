@@ -62,6 +62,7 @@ class Transfer:
         sequential: The target takes its blocks front to back only.
         partial: Opens what an interrupted transfer left of the target; its good blocks are kept.
             Needs ``expected``.
+        only: The blocks to move, when not all are wanted; then no entry results.
     """
 
     path: str
@@ -72,6 +73,12 @@ class Transfer:
     executable: bool = False
     sequential: bool = False
     partial: Callable[[], Reader] | None = None
+    only: Sequence[int] | None = None
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The blocks to move."""
+        return range(block_count(self.size)) if self.only is None else self.only
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class Mover:
         """
         files = [_File(t, on_mismatch, self._advance, done) for t in transfers]
         work = _Work(files, self._cancel)
-        count = min(self.threads, sum(max(1, len(f.blocks)) for f in files))
+        count = min(self.threads, sum(max(1, len(t.blocks)) for t in transfers))
         try:
             if count <= 1:
                 work.loop()
@@ -197,14 +204,14 @@ class _Work:
         self.error: BaseException | None = None
 
     @staticmethod
-    def _all_jobs(files: Sequence[_File]) -> Iterator[tuple[_File, range]]:
+    def _all_jobs(files: Sequence[_File]) -> Iterator[tuple[_File, Sequence[int]]]:
         for file in files:
-            count = len(file.blocks)
-            if count == 0 or file.transfer.sequential:
-                yield file, range(count)
+            blocks = file.transfer.blocks
+            if not blocks or file.transfer.sequential:
+                yield file, blocks
             else:
-                for index in range(count):
-                    yield file, range(index, index + 1)
+                for index in blocks:
+                    yield file, (index,)
 
     def loop(self) -> None:
         """Take jobs until there are none; the first error ends all workers."""
@@ -251,7 +258,7 @@ class _File:
         self._advance = advance
         self._completed = completed
         self._lock = threading.Lock()
-        self._left = len(self.blocks)
+        self._left = len(transfer.blocks)
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._partial: Reader | None = None

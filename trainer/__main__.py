@@ -1,0 +1,43 @@
+"""``ckpt-train`` and ``python -m trainer``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ckptstore.errors import CkptError
+from cli.output import show_error
+from trainer.settings import load_config, to_yaml
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train. Returns the exit code, which is that of ``ckpt`` for the same kind of error."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        config, options = load_config(sys.argv[1:] if arguments is None else arguments)
+        if options.print_config:
+            print(to_yaml(config), end="")
+            return 0
+        if "://" not in config.storage.uri:
+            config.storage.uri = os.path.abspath(config.storage.uri)
+        from trainer.runtime import local
+
+        local.train(config, notes=options.notes, dry_run=options.dry_run)
+    except CkptError as error:
+        show_error(str(error), error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        show_error("interrupted")
+        return 130
+    return 0
+
+
+def command() -> None:
+    """The installed command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,190 @@
+"""Building all that a rank trains with, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptstore.hashing import BLOCK_SIZE, block_digest, content_digest, file_digest
+from trainer import models
+from trainer.batch import Split
+from trainer.comm import Comm
+from trainer.config import Config
+from trainer.data import Dataset, Loader, Prompts, load_samples, tokenize_prompts
+from trainer.loop import Roles
+from trainer.make_model import ensure_model
+from trainer.rewards import load_reward
+from trainer.roles import Learner
+from trainer.rollout.hf import HfRollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class Data:
+    """Prompts, and where they came from.
+
+    Attributes:
+        train, val: What is trained and validated on.
+        prompts, val_prompts: The same, tokenized; too long ones are dropped.
+        loader: The order.
+        split: Who computes which sample.
+        total_steps: Length of the training.
+    """
+
+    train: Dataset
+    val: Dataset | None
+    prompts: Prompts
+    val_prompts: Prompts | None
+    loader: Loader
+    split: Split
+    total_steps: int
+
+
+def build_data(config: Config, tokenizer: PreTrainedTokenizerBase, comm: Comm) -> Data:
+    """Read and tokenize the data.
+
+    Raises:
+        NotFoundError: a data file is missing.
+        UsageError: one is unusable, or sizes do not fit one another.
+    """
+    data, seed = config.data, config.trainer.seed
+    train = load_samples(data.train_files, data, seed)
+    val = load_samples(data.val_files, data, seed) if data.val_files else None
+    prompts = tokenize_prompts(train, tokenizer, data)
+    loader = Loader(len(prompts.samples), data.batch_size, shuffle=data.shuffle, seed=seed)
+    samples = data.batch_size * config.rollout.n
+    actor = config.actor.mini_batch_size or samples
+    split = Split(samples, actor, config.critic.mini_batch_size or actor, comm.size)
+    split.check()
+    total = config.trainer.total_steps
+    return Data(
+        train,
+        val,
+        prompts,
+        tokenize_prompts(val, tokenizer, data) if val is not None else None,
+        loader,
+        split,
+        total if total is not None else config.trainer.total_epochs * loader.steps_per_epoch,
+    )
+
+
+@dataclass(frozen=True)
+class ModelPaths:
+    """Where the models start from.
+
+    Attributes:
+        policy: The policy's directory.
+        critic, reference: The others', which are the policy's where nothing else is said.
+        weights: Whether the policy's and critic's weights are there to be read; otherwise they come
+            from a checkpoint.
+    """
+
+    policy: Path
+    critic: Path
+    reference: Path
+    weights: bool
+
+
+def model_paths(config: Config, stored: Path | None, *, weights: bool) -> ModelPaths:
+    """The directories; models that can be made are made.
+
+    Args:
+        config: The configuration.
+        stored: A checkpoint's own copy of the model's configuration and tokenizer: with it a resume
+            needs no directory for what the checkpoint holds.
+        weights: Whether weights are to be read from them.
+    """
+    model = config.model
+    policy = stored if stored is not None else ensure_model(model.path)
+    reference = policy
+    if needs_reference(config):
+        reference = ensure_model(model.reference_path or model.path)
+    critic = policy if model.critic_path is None else ensure_model(model.critic_path)
+    return ModelPaths(policy, critic, reference, weights)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether anything is computed from a reference's log-probabilities."""
+    adaptive = config.algorithm.kl_controller == "adaptive"
+    return bool(config.algorithm.kl_coef or config.actor.kl_loss_coef or adaptive)
+
+
+def build_roles(
+    config: Config,
+    paths: ModelPaths,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    comm: Comm,
+) -> Roles:
+    """The models, sharded, with their optimizers, and the engine that generates."""
+    model, dtype = config.model, config.model.dtype
+    split, samples = data.split, data.split.samples
+    actor_steps = data.total_steps * (samples // split.actor) * config.actor.epochs
+    critic_epochs = config.critic.epochs or config.actor.epochs
+    critic_steps = data.total_steps * (samples // split.critic) * critic_epochs
+    rollout = HfRollout(
+        models.load_policy(paths.policy, model, weights=False),
+        comm.device,
+        dtype,
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        micro_batch_size=config.rollout.micro_batch_size,
+    )
+    actor = models.shard(
+        models.load_policy(paths.policy, model, weights=paths.weights), comm.mesh, dtype
+    )
+    critic = models.shard(
+        models.load_critic(paths.critic, model, weights=paths.weights), comm.mesh, dtype
+    )
+    reference = None
+    if needs_reference(config):
+        frozen = models.load_policy(paths.reference, model).requires_grad_(False)
+        reference = models.shard(frozen, comm.mesh, dtype)
+
+    def decode(tokens: Sequence[int]) -> str:
+        text = tokenizer.decode(list(tokens), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+    return Roles(
+        actor=Learner(actor, config.actor.optim, actor_steps, comm),
+        critic=Learner(critic, config.critic.optim, critic_steps, comm),
+        reference=reference,
+        rollout=rollout,
+        reward=load_reward(config.reward.function),
+        decode=decode,
+        pad=tokenizer.pad_token_id,
+    )
+
+
+def model_files(
+    path: Path, config: Config, tokenizer: PreTrainedTokenizerBase, scratch: Path
+) -> dict[str, bytes]:
+    """The model's configuration and tokenizer, as files to be stored."""
+    tokenizer.save_pretrained(scratch)
+    models.load_config(path, config.model).save_pretrained(scratch)
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        (scratch / generation.name).write_bytes(generation.read_bytes())
+    return {
+        str(file.relative_to(scratch)): file.read_bytes()
+        for file in sorted(scratch.rglob("*"))
+        if file.is_file()
+    }
+
+
+def directory_identity(path: Path) -> dict[str, str]:
+    """Path and content digest of a model's directory, so that another one can be told."""
+    files = []
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        blocks = []
+        with file.open("rb") as opened:
+            while block := opened.read(BLOCK_SIZE):
+                blocks.append(block_digest(block))
+        size = file.stat().st_size
+        files.append((str(file.relative_to(path)), size, file_digest(size, blocks), False))
+    return {"path": str(path), "digest": content_digest(files, ())}

@@ -1,0 +1,240 @@
+"""What a training run keeps in a checkpoint, when it saves, and what it resumes from."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from ckptstore.errors import (
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    UsageError,
+)
+from ckptstore.layout import Name
+from ckptstore.reading import Checkpoint
+from ckptstore.records import BestRule
+from ckptstore.resume import ResumePlan, plan_from, plan_resume
+from ckptstore.store import Store, open_store
+from ckptstore.uri import Ref, parse_ref
+from ckptstore.version import __version__
+from trainer.config import Config
+
+STATE_FILE = "trainer_state.json"
+MODEL_FILES = "actor/hf"
+"""The model's configuration and tokenizer, as transformers reads them."""
+
+HISTORY = 200
+"""Steps of metrics that a checkpoint keeps."""
+
+
+def rng_file(rank: int) -> str:
+    """Where a rank's random generators are kept."""
+    return f"rng/rank-{rank:05d}.json"
+
+
+class TrainerState(msgspec.Struct, kw_only=True):
+    """``trainer_state.json``.
+
+    Attributes:
+        step: Steps done.
+        life: Which start of the run saved it.
+        loader: Where the data stands; ``epoch`` and ``consumed`` samples are in it.
+        kl_controller: The weight of the KL penalty.
+        schedules: Where each learner's learning rate stands.
+        best: The best value of the metric that ``storage.best_metric`` names.
+        history: Metrics of the last steps, a mapping a step.
+        alerts: What the alerts remember.
+        config: The configuration, whole.
+        config_digest: Digest of the part of it that changes training.
+        versions: Of Python, torch, transformers and ckptstore.
+        world_size: Ranks that trained.
+        run_ids: Ids of the run in services.
+        data, val_data: Identity of the data files.
+        identities: Path and digest of the reference model and of the reward.
+    """
+
+    step: int
+    life: int
+    loader: dict[str, Any]
+    kl_controller: dict[str, Any]
+    schedules: dict[str, dict[str, Any]]
+    config: dict[str, Any]
+    config_digest: str
+    world_size: int
+    best: float | None = None
+    history: list[dict[str, Any]] = []
+    alerts: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    run_ids: dict[str, str] = {}
+    data: list[dict[str, Any]] = []
+    val_data: list[dict[str, Any]] = []
+    identities: dict[str, dict[str, str]] = {}
+
+
+def versions() -> dict[str, str]:
+    """What this process runs."""
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "ckptstore": __version__,
+    }
+
+
+def read_state(checkpoint: Checkpoint) -> TrainerState:
+    """The trainer's own state in a checkpoint.
+
+    Raises:
+        UsageError: the checkpoint is not of this trainer.
+        IntegrityError: its state cannot be understood.
+    """
+    try:
+        data = checkpoint.read_bytes(STATE_FILE)
+    except NotFoundError as error:
+        raise UsageError(
+            f"{checkpoint.ref} is no checkpoint of this trainer: it has no {STATE_FILE}",
+            hint="to start from a model's weights, set model.path",
+        ) from error
+    try:
+        return msgspec.json.decode(data, type=TrainerState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{checkpoint.ref}: {STATE_FILE} cannot be understood: {error}"
+        raise IntegrityError(what) from error
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run starts from.
+
+    Attributes:
+        uri: The store's URI, with its options.
+        store, run: Where to look.
+        ref: Which checkpoint there.
+    """
+
+    uri: str
+    store: Store
+    run: str
+    ref: Ref
+
+    def is_own(self, config: Config) -> bool:
+        """Whether it is where the run saves to."""
+        return (self.uri, self.run) == (config.storage.uri, config.storage.run)
+
+    def plan(self, refused: Mapping[Name, str]) -> ResumePlan:
+        """What a resume would take there, as ``ckpt resume-info`` tells it."""
+        if self.ref.selector in (None, "latest"):
+            return plan_resume(self.store, self.run, refused=refused)
+        plan = plan_from(self.store, self.ref)
+        if plan.chosen is not None and plan.chosen.name in refused:
+            raise IntegrityError(f"{self.ref}: {refused[plan.chosen.name]}")
+        return plan
+
+
+def open_training_store(config: Config) -> Store:
+    """The store that a run saves to.
+
+    Raises:
+        ConflictError: it is not the one that ``storage.store_id`` names.
+        CkptError: it cannot be reached.
+    """
+    store = open_store(config.storage.uri)
+    wanted = config.storage.store_id
+    if wanted is not None:
+        if not store.exists:
+            raise NotFoundError(
+                f"there is no store at {store.uri}, and storage.store_id={wanted} must be there",
+                hint="is the disk mounted? drop storage.store_id to begin a new store",
+            )
+        if store.id != wanted:
+            raise ConflictError(
+                f"the store at {store.uri} has the id {store.id}, and storage.store_id={wanted}",
+                hint="is another disk mounted there?",
+            )
+    return store
+
+
+def find_origin(config: Config, store: Store) -> Origin | None:
+    """Where the run starts from; ``None`` is from scratch. Looks, and loads nothing.
+
+    Raises:
+        NotFoundError: what ``trainer.resume_mode`` names must exist, and does not.
+        IntegrityError: the run has checkpoints and none is intact: never from scratch then.
+    """
+    mode, run = config.trainer.resume_mode, config.storage.run
+    if mode == "none":
+        return None
+    if mode in ("auto", "latest"):
+        own = Origin(config.storage.uri, store, run, Ref(None, run, "latest"))
+        if _has_commits(own):
+            return own
+        if config.trainer.resume_from is not None:
+            return named_origin(config.trainer.resume_from, config.storage.uri, store)
+        if mode == "latest":
+            raise NotFoundError(
+                f"trainer.resume_mode=latest, and run {run!r} has no checkpoint in {store.uri}",
+                hint="trainer.resume_mode=auto starts from scratch then",
+            )
+        return None
+    text = f"{run}@{mode}" if mode.isdigit() else mode
+    return named_origin(text, config.storage.uri, store)
+
+
+def _has_commits(origin: Origin) -> bool:
+    try:
+        plan = origin.plan({})
+    except NotFoundError:
+        return False
+    if plan.commits == 0:
+        return False
+    plan.require()
+    return True
+
+
+def named_origin(text: str, uri: str, store: Store) -> Origin:
+    """What a REF, or a store with one, names; a REF alone is looked up in ``store``.
+
+    Raises:
+        UsageError: it is neither.
+        NotFoundError: there is no such checkpoint.
+    """
+    ref = parse_ref(text)
+    elsewhere = ref.store is not None and ref.store != uri
+    where = open_store(ref.store) if ref.store is not None and elsewhere else store
+    origin = Origin(ref.store if ref.store is not None else uri, where, ref.run, ref)
+    origin.plan({}).require()
+    return origin
+
+
+def best_rule(text: str | None) -> BestRule | None:
+    """What ``storage.best_metric`` says; it has been checked."""
+    if text is None:
+        return None
+    metric, _, mode = text.rpartition(":")
+    kind: Literal["max", "min"] = "max" if mode == "max" else "min"
+    return BestRule(metric=metric, mode=kind)
+
+
+def fetch_model_files(checkpoint: Checkpoint) -> Path:
+    """The model's configuration and tokenizer from a checkpoint, in a temporary directory.
+
+    With them a resume needs no model directory: the weights come from the checkpoint.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="ckptstore-model-"))
+    prefix = f"{MODEL_FILES}/"
+    for entry in checkpoint.files:
+        if entry.path.startswith(prefix) and not entry.path.endswith(".safetensors"):
+            target = directory / entry.path.removeprefix(prefix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(checkpoint.read_bytes(entry.path))
+    return directory

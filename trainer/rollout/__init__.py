@@ -1,0 +1,1 @@
+"""Generation of responses: one interface, an engine a module."""

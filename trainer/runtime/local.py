@@ -1,0 +1,44 @@
+"""One process, or the ranks that torchrun started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trainer.comm import connect, disconnect
+from trainer.config import Config
+from trainer.session import Session
+
+
+def quiet_libraries() -> None:
+    """No progress bars of transformers between a training's own lines."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def train(config: Config, *, notes: Sequence[str] = (), dry_run: bool = False) -> None:
+    """Be one rank of a training.
+
+    Args:
+        config: The configuration.
+        notes: What is to be told first.
+        dry_run: Build everything, train nothing.
+
+    Raises:
+        CkptError: what a person has to see to.
+    """
+    quiet_libraries()
+    if config.trainer.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    comm = connect(config.trainer.nccl_timeout)
+    try:
+        session = Session(config, comm, notes=notes, dry_run=dry_run)
+        try:
+            if not dry_run:
+                session.run()
+        finally:
+            session.close()
+    finally:
+        disconnect()
