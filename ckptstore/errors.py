@@ -34,6 +34,8 @@ class CkptError(Exception):
         hint: What to do next, as a sentence or a command; ``None`` when nothing can be said.
         exit_code: The exit code of ``ckpt`` for this kind of error. Stable.
         kind: A stable name for programs, as in the ``--json`` output.
+        on_all_ranks: Whether every rank of a process group is told of it, so that one may speak
+            for all.
     """
 
     exit_code = 1
@@ -42,6 +44,7 @@ class CkptError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        self.on_all_ranks = False
 
 
 class UsageError(CkptError):

@@ -3,8 +3,8 @@
     python examples/kill_mid_save.py STORE/RUN --after-step 30 -- ckpt-train --config …
 
 A save has a lease from its beginning and a record at its end. When a lease of a step after the
-given one is there, the process is stopped; if the record is not there yet it is killed, else it goes
-on until the next save.
+given one is there, the process is stopped; if the record is not there yet it is killed, else it
+goes on until the next save.
 """
 
 from __future__ import annotations

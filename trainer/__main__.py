@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         local.train(config, notes=options.notes, dry_run=options.dry_run)
     except CkptError as error:
-        show_error(str(error), error.hint)
+        if not error.on_all_ranks or os.environ.get("RANK", "0") == "0":
+            show_error(str(error), error.hint)
         return error.exit_code
     except KeyboardInterrupt:
         show_error("interrupted")

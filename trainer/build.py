@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,14 @@ from trainer import models
 from trainer.batch import Split
 from trainer.comm import Comm
 from trainer.config import Config
-from trainer.data import Dataset, Loader, Prompts, load_samples, tokenize_prompts
+from trainer.data import Dataset, Prompts, Sample, load_samples, tokenize_prompts
+from trainer.loader import Loader
 from trainer.loop import Roles
 from trainer.make_model import ensure_model
-from trainer.rewards import load_reward
+from trainer.reward_model import RewardModel
+from trainer.rewards import load_reward, score
 from trainer.roles import Learner
+from trainer.rollout.base import Rollout
 from trainer.rollout.hf import HfRollout
 
 if TYPE_CHECKING:
@@ -126,17 +130,11 @@ def build_roles(
     actor_steps = data.total_steps * (samples // split.actor) * config.actor.epochs
     critic_epochs = config.critic.epochs or config.actor.epochs
     critic_steps = data.total_steps * (samples // split.critic) * critic_epochs
-    rollout = HfRollout(
-        models.load_policy(paths.policy, model, weights=False),
-        comm.device,
-        dtype,
-        eos=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id,
-        micro_batch_size=config.rollout.micro_batch_size,
-    )
-    actor = models.shard(
-        models.load_policy(paths.policy, model, weights=paths.weights), comm.mesh, dtype
-    )
+    rollout = build_rollout(config, paths.policy, tokenizer, comm)
+    policy = models.load_policy(paths.policy, model, weights=paths.weights or model.lora.rank > 0)
+    if model.lora.rank:
+        models.add_adapters(policy, model.lora, config.trainer.seed)
+    actor = models.shard(policy, comm.mesh, dtype)
     critic = models.shard(
         models.load_critic(paths.critic, model, weights=paths.weights), comm.mesh, dtype
     )
@@ -144,6 +142,12 @@ def build_roles(
     if needs_reference(config):
         frozen = models.load_policy(paths.reference, model).requires_grad_(False)
         reference = models.shard(frozen, comm.mesh, dtype)
+
+    judge: Callable[[Sequence[Sample], Sequence[str]], list[float]]
+    if config.reward.model is not None:
+        judge = RewardModel(config.reward, model, comm.device)
+    else:
+        judge = partial(score, load_reward(config.reward.function))
 
     def decode(tokens: Sequence[int]) -> str:
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -155,9 +159,37 @@ def build_roles(
         critic=Learner(critic, config.critic.optim, critic_steps, comm),
         reference=reference,
         rollout=rollout,
-        reward=load_reward(config.reward.function),
+        judge=judge,
         decode=decode,
         pad=tokenizer.pad_token_id,
+    )
+
+
+def build_rollout(
+    config: Config, path: Path, tokenizer: PreTrainedTokenizerBase, comm: Comm
+) -> Rollout:
+    """The engine that generates; its weights are still to be pushed. A collective."""
+    rollout = config.rollout
+    if rollout.engine == "vllm":
+        from trainer.rollout.vllm import VllmRollout
+
+        return VllmRollout(
+            path,
+            config.model,
+            rollout,
+            comm.device,
+            eos=tokenizer.eos_token_id,
+            max_length=config.data.max_prompt_length + rollout.max_new_tokens,
+            seed=config.trainer.seed,
+            ranks=comm.size,
+        )
+    return HfRollout(
+        models.load_policy(path, config.model, weights=False),
+        comm.device,
+        config.model.dtype,
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        micro_batch_size=rollout.micro_batch_size,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,12 +224,12 @@ def best_rule(text: str | None) -> BestRule | None:
     return BestRule(metric=metric, mode=kind)
 
 
-def fetch_model_files(checkpoint: Checkpoint) -> Path:
-    """The model's configuration and tokenizer from a checkpoint, in a temporary directory.
+def fetch_model_files(checkpoint: Checkpoint, scratch: Path) -> Path:
+    """The model's configuration and tokenizer from a checkpoint, in a directory below ``scratch``.
 
     With them a resume needs no model directory: the weights come from the checkpoint.
     """
-    directory = Path(tempfile.mkdtemp(prefix="ckptstore-model-"))
+    directory = scratch / "model"
     prefix = f"{MODEL_FILES}/"
     for entry in checkpoint.files:
         if entry.path.startswith(prefix) and not entry.path.endswith(".safetensors"):

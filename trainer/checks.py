@@ -104,17 +104,13 @@ _TESTS: Mapping[str, Test] = {
 
 _LATER: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "runtime": (lambda v: v == "ray", "the Ray runtime"),
-    "model.lora.rank": (bool, "training adapters"),
-    "rollout.engine": (lambda v: v == "vllm", "generating with vLLM"),
     "rollout.tensor_parallel_size": (lambda v: v != 1, "generating on several GPUs at once"),
     "actor.offload_optimizer": (bool, "moving the optimizer's state to host memory"),
-    "reward.model": (lambda v: v is not None, "a reward model"),
     "storage.mirrors": (bool, "mirroring"),
     "storage.keep_last": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.keep_every": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.keep_best": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.max_size": (lambda v: v is not None, "deleting old checkpoints by itself"),
-    "trainer.loggers": (lambda v: "wandb" in v, "logging to Weights & Biases"),
 }
 """Keys whose part this version does not have: which values need it, and what it is."""
 

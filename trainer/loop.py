@@ -14,9 +14,10 @@ from trainer import ppo
 from trainer.batch import Batch, Split
 from trainer.comm import Comm
 from trainer.config import Config
-from trainer.data import Loader, Prompts, Sample
+from trainer.data import Prompts, Sample
+from trainer.loader import Loader
 from trainer.models import full_weights
-from trainer.rewards import Reward, score
+from trainer.rng import rng_state, rng_untouched, set_rng_state
 from trainer.roles import Learner
 from trainer.rollout.base import Response, Rollout, Sampling, sample_key
 
@@ -38,7 +39,7 @@ class Roles:
         actor, critic: What learns.
         reference: Frozen, as sharded as the actor; ``None`` where no KL term needs it.
         rollout: Generates.
-        reward: Judges.
+        judge: The rewards of responses to samples.
         decode: From token ids to a text.
         pad: The token that fills.
     """
@@ -47,7 +48,7 @@ class Roles:
     critic: Learner
     reference: torch.nn.Module | None
     rollout: Rollout
-    reward: Reward
+    judge: Callable[[Sequence[Sample], Sequence[str]], list[float]]
     decode: Callable[[Sequence[int]], str]
     pad: int
 
@@ -120,7 +121,7 @@ class Ppo:
             Interrupted: a stop was asked for before the update began; nothing has changed.
         """
         timer = _Timer()
-        before = self.loader.state_dict()
+        before, chance = self.loader.state_dict(), rng_state()
         try:
             epoch, indices = self.loader.next_batch()
             with timer("rollout"):
@@ -132,6 +133,7 @@ class Ppo:
                 self._poll()
         except BaseException:
             self.loader.load_state_dict(before)
+            set_rng_state(chance)  # a reward function may have drawn
             raise
         self.kl_controller.update(experience.kl_mean, experience.samples)
         with timer("update"):
@@ -146,7 +148,11 @@ class Ppo:
         """
         if self._val_prompts is None:
             return {}
-        prompts, config = self._val_prompts, self._config
+        with rng_untouched():  # a reward function may draw
+            return self._validate(self._val_prompts)
+
+    def _validate(self, prompts: Prompts) -> Metrics:
+        config = self._config
         sampling = self._sampling(temperature=config.rollout.val_temperature)
         seed = config.trainer.seed
         sums = torch.zeros(3, dtype=torch.float64)
@@ -203,7 +209,7 @@ class Ppo:
         self, pairs: Sequence[tuple[Sample, list[int]]], responses: Sequence[Response]
     ) -> list[float]:
         texts = [self._roles.decode(response.tokens) for response in responses]
-        return score(self._roles.reward, [sample for sample, _ in pairs], texts)
+        return self._roles.judge([sample for sample, _ in pairs], texts)
 
     def _poll(self) -> None:
         if self._interrupted():

@@ -83,20 +83,21 @@ def make_rows(kind: Kind, split: Split, size: int, seed: int) -> list[Row]:
     return list(islice(_distinct(chosen) if split is Split.VAL else chosen, size))
 
 
-def _problem(row: Row) -> str:
+def problem_text(row: Row) -> str:
+    """What a row asks."""
     return row.get("prompt") or row["question"]
 
 
 def _split_of(row: Row) -> Split:
-    digest = block_digest(_problem(row).encode())
+    digest = block_digest(problem_text(row).encode())
     return Split.VAL if int(digest[:8], 16) % _VAL_SHARE == 0 else Split.TRAIN
 
 
 def _distinct(rows: Iterator[Row]) -> Iterator[Row]:
     seen = set()
     for row in rows:
-        if _problem(row) not in seen:
-            seen.add(_problem(row))
+        if problem_text(row) not in seen:
+            seen.add(problem_text(row))
             yield row
 
 

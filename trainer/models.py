@@ -14,7 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ckptstore.errors import NotFoundError, UsageError, printable
-from trainer.config import ModelConfig
+from trainer.config import LoraConfig, ModelConfig
+from trainer.optional import optional_module
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -119,18 +120,25 @@ def _load(
             hint="give a directory with a Hugging Face model, or one of tiny and smollm2",
         )
     # Building a model draws random numbers, whose number differs when weights are read.
+    model: nn.Module
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if weights:
             try:
-                model: nn.Module = kind.from_pretrained(
+                model, info = kind.from_pretrained(
                     path,
                     dtype=torch.float32,
                     trust_remote_code=config.trust_remote_code,
                     local_files_only=True,
+                    output_loading_info=True,
                 )
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise _unusable(path, "model", error) from error
+            if info["missing_keys"]:  # transformers would go on with random weights
+                raise UsageError(
+                    f"the model in {printable(str(path))} lacks the weights "
+                    f"{min(info['missing_keys'])} (and {len(info['missing_keys']) - 1} others)"
+                )
         else:
             model = kind.from_config(
                 load_config(path, config),
@@ -173,6 +181,33 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
         yield from max(lists, key=len)
 
 
+def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> nn.Module:
+    """Freeze a model and give its linear layers adapters that learn (LoRA).
+
+    See Hu et al. 2021, https://arxiv.org/abs/2106.09685. The adapters change nothing at first, and
+    their random half follows from the seed alone.
+    """
+    peft: Any = optional_module("peft", "peft", "model.lora.rank > 0")
+    model.requires_grad_(False)
+    chosen = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=config.target_modules,
+        lora_dropout=0.0,
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(chosen, model)
+        except ValueError as error:
+            raise UsageError(f"no adapters can be added: {error}") from error
+    return model
+
+
+_BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+
+
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """The model's tensors by name, each once however many names it has; sharded ones are DTensors.
 
@@ -184,10 +219,28 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name not in every - once}
 
 
+def adapters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's adapters; see :func:`state_of`."""
+    return {name: tensor for name, tensor in state_of(model).items() if ".lora_" in name}
+
+
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter, whole, on every rank, by its Hugging Face name. A collective."""
-    for name, tensor in state_of(model).items():
-        yield name, whole(tensor)
+    """Each parameter, whole, on every rank, by its Hugging Face name. A collective.
+
+    Of a layer with an adapter it is W + s·B·A, computed into a new tensor: adding to W and taking
+    off again would change it a little each time.
+    """
+    state = state_of(model)
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        full = whole(tensor)
+        layer, base, rest = name.partition(_BASE)
+        if base and rest == "weight":
+            scaling: Any = model.get_submodule(layer).scaling
+            b, a = whole(state[layer + _B]).float(), whole(state[layer + _A]).float()
+            full = full + (scaling["default"] * (b @ a)).to(full.dtype)
+        yield (f"{layer}.{rest}" if base else name), full
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -17,14 +17,13 @@ def check_same_store(store: Store, ranks: Ranks) -> None:
     Raises:
         CkptError: a rank cannot reach the store, or reaches another one.
     """
-    key = f"{TEMPORARY_PREFIX}{random_letters()}"
-    nonce = random_letters().encode()
 
-    def write() -> bytes:
+    def write() -> tuple[str, bytes]:
+        key, nonce = f"{TEMPORARY_PREFIX}{random_letters()}", random_letters().encode()
         store.create()
         store.catalog.require_writable()
         store.backend.put(key, nonce)
-        return nonce
+        return key, nonce
 
     def read() -> None:
         try:
@@ -38,7 +37,7 @@ def check_same_store(store: Store, ranks: Ranks) -> None:
                 "every node",
             )
 
-    written = ranks.on_coordinator(write)
+    key, written = ranks.on_coordinator(write)
     try:
         ranks.everywhere(read)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,8 @@ def state_parts(roles: Roles, contents: Sequence[str]) -> dict[str, dict[str, An
     parts: dict[str, dict[str, Any]] = {}
     for role, learner in learners(roles).items():
         if "model" in contents:
-            parts[f"{role}/model"] = dict(learner.model_state())
+            kind = "adapters" if learner.has_adapters else "model"
+            parts[f"{role}/{kind}"] = dict(learner.model_state())
         if "optimizer" in contents:
             parts[f"{role}/optimizer"] = dict(learner.optimizer_state())
     return parts
@@ -73,11 +74,8 @@ def load(
     for part, state in state_parts(roles, config.storage.load_contents).items():
         if part in there:
             load_part(checkpoint, part, state, threads=threads)
-        elif part.endswith("/model"):
-            raise UsageError(
-                f"{checkpoint.ref} holds no {part}: it was saved without its model",
-                hint="storage.save_contents must have model for a resume",
-            )
+        elif part.endswith(("/model", "/adapters")):
+            raise _no_model(checkpoint, part, there)
         else:
             loaded.without.append(part)
     if "extra" in config.storage.load_contents:
@@ -86,6 +84,24 @@ def load(
         except NotFoundError:
             loaded.without.append(rng_file(rank))
     return loaded
+
+
+def _no_model(checkpoint: Checkpoint, part: str, there: Collection[str]) -> UsageError:
+    role, _, kind = part.partition("/")
+    if kind == "model" and f"{role}/adapters" in there:
+        return UsageError(
+            f"{checkpoint.ref} holds adapters (LoRA) for the {role}, and this run trains all of it",
+            hint="set model.lora.rank as it was, or start another run",
+        )
+    if kind == "adapters" and f"{role}/model" in there:
+        return UsageError(
+            f"{checkpoint.ref} holds a whole {role}, and this run trains adapters (LoRA)",
+            hint="set model.lora.rank=0, or start another run",
+        )
+    return UsageError(
+        f"{checkpoint.ref} holds no {part}: it was saved without its model",
+        hint="storage.save_contents must have model for a resume",
+    )
 
 
 def apply(loaded: Loaded, roles: Roles, ppo: Ppo, config: Config) -> None:

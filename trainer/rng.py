@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,16 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(_tensor(state["torch"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(state["cuda"]))
+
+
+@contextmanager
+def rng_untouched() -> Iterator[None]:
+    """Whatever the block draws, the generators are afterwards as they were before."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
 
 
 def _text(tensor: torch.Tensor) -> str:

@@ -12,7 +12,7 @@ from trainer import ppo
 from trainer.batch import Batch
 from trainer.comm import Comm
 from trainer.config import OptimConfig
-from trainer.models import state_of, whole
+from trainer.models import adapters_of, state_of, whole
 
 LossFunction = Callable[[Batch, slice], tuple[Tensor, Mapping[str, Tensor]]]
 """Loss of a micro-batch, as its share of the mini-batch's mean, and sums to be reported."""
@@ -95,9 +95,14 @@ class Learner:
 
     # What a checkpoint holds
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters learn, on a base that stays as it is."""
+        return any(".lora_" in name for name in self._parameters)
+
     def model_state(self) -> dict[str, Tensor]:
-        """The model's tensors; loading into them loads the model."""
-        return state_of(self.model)
+        """What of the model learns; loading into these tensors loads it."""
+        return adapters_of(self.model) if self.has_adapters else state_of(self.model)
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """AdamW's tensors by parameter; they exist, as zeros, also before the first step."""

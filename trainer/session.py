@@ -6,6 +6,7 @@ import logging
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from trainer.config import Config
 from trainer.digest import learner_digest, values_digest
 from trainer.export import safetensors_of
 from trainer.loop import Interrupted, Metrics, Ppo
+from trainer.make_model import ensure_model
 from trainer.models import load_tokenizer
 from trainer.reach import check_same_store
 from trainer.rng import rng_state, seed_all, set_rng_state
@@ -82,9 +84,8 @@ class Session:
             self._checkpointer.life = ranks.on_coordinator(lambda: store.begin_life(storage.run))
         self._origin = self._find_origin()
         first = self._first_look()
-        stored = None
-        if first is not None and not Path(config.model.path).is_dir():
-            stored = keeping.fetch_model_files(first)
+        self._scratch = tempfile.TemporaryDirectory(prefix="ckptstore-")
+        stored = self._stored_model(first)
         paths = model_paths(config, stored, weights=first is None)
         seed_all(config.trainer.seed)
         self._tokenizer = load_tokenizer(paths.policy, config.model)
@@ -105,10 +106,13 @@ class Session:
         if comm.is_first:
             if needs_reference(config):
                 self._identities["reference"] = directory_identity(paths.reference)
-            with tempfile.TemporaryDirectory() as scratch:
-                self._model_files = model_files(
-                    paths.policy, config, self._tokenizer, Path(scratch)
-                )
+            if config.model.lora.rank:
+                self._identities["base"] = directory_identity(paths.policy)
+            if config.reward.model is not None:
+                self._identities["reward"] = directory_identity(Path(config.reward.model))
+            self._model_files = model_files(
+                paths.policy, config, self._tokenizer, Path(self._scratch.name, "files")
+            )
         self.step = 0
         self._best: float | None = None
         self._history: deque[dict[str, Any]] = deque(maxlen=keeping.HISTORY)
@@ -146,6 +150,16 @@ class Session:
             return None
         name = self._ranks.on_coordinator(lambda: origin.plan({}).require().name)
         return origin.store.get(origin.run, name=str(name))
+
+    def _stored_model(self, checkpoint: Checkpoint | None) -> Path | None:
+        """A checkpoint's own model files, where the model's directory is not there any more."""
+        try:
+            ensure_model(self._config.model.path)
+        except CkptError:
+            if checkpoint is None or self._config.model.lora.rank:
+                raise
+            return keeping.fetch_model_files(checkpoint, Path(self._scratch.name))
+        return None
 
     def _resume(self) -> resuming.Loaded | None:
         """Load the newest checkpoint that every rank finds intact."""
@@ -253,6 +267,12 @@ class Session:
                 f"not in the checkpoint, and begun anew: {', '.join(loaded.without)}",
                 "training goes on, but not bit for bit as before",
             )
+        refused = [c for c in ("optimizer", "extra") if c not in self._config.storage.load_contents]
+        if refused:
+            tracker.warn(
+                f"left out by storage.load_contents, and begun anew: {', '.join(refused)}",
+                "training goes on, but not bit for bit as before",
+            )
         if loaded.state.world_size != self._comm.size:
             tracker.note(f"saved by {loaded.state.world_size} ranks, loaded by {self._comm.size}")
         if changes:
@@ -280,9 +300,9 @@ class Session:
         config = self._config.trainer
         if self.step >= self._last_step:
             self._note(f"there is nothing to train: step {self.step} of {self._last_step} is done")
-        elif config.val_before_train and self.step == 0:
-            self._log({**self._ppo.validate()})
         try:
+            if config.val_before_train and self.step == 0:
+                self._log({**self._ppo.validate()})
             while self.step < self._last_step and not self._interrupted():
                 self._one_step()
         except Interrupted:
@@ -294,7 +314,8 @@ class Session:
         metrics = self._ppo.step(self.step + 1)
         self.step += 1
         if config.test_freq > 0 and self.step % config.test_freq == 0:
-            metrics |= self._ppo.validate()
+            with suppress(Interrupted):  # the step itself is done; the next one will not begin
+                metrics |= self._ppo.validate()
         if self._pending is not None:
             metrics["time/save_stall"] = self._pending.stall
             self._say_saved()
@@ -349,6 +370,7 @@ class Session:
         last = self._history[-1] if self._history else {}
         names = {*RECORDED, *filter(None, [(storage.best_metric or "").rpartition(":")[0]])}
         metrics = {n: v for n, v in last.items() if n in names and isinstance(v, float)}
+        self._alert(metrics)
         if self._comm.is_first:
             files[keeping.STATE_FILE] = msgspec.json.format(msgspec.json.encode(self._state()))
             files |= {f"{keeping.MODEL_FILES}/{n}": d for n, d in self._model_files.items()}
@@ -364,7 +386,6 @@ class Session:
         )
         self._saved_step = self.step
         self._clock.saved()
-        self._alert(metrics)
         if self._tracker is not None:
             self._tracker.flush()
 
@@ -400,11 +421,17 @@ class Session:
                 self._tracker.warn(text)
 
     def _say_saved(self) -> None:
-        """Once a save has ended well, say so; what went wrong the checkpointer has said."""
+        """Once a save has ended, say how. A collective.
+
+        Raises:
+            SupersededError: a newer start of this run has taken over.
+            CkptError: it failed, with ``on_save_error=fail``.
+        """
         pending = self._pending
-        if pending is None or not pending.done:
+        if pending is None or not self._comm.all(pending.done):
             return
         self._pending = None
+        self._checkpointer.wait()  # raises what ends the training, and says what does not
         try:
             commit = pending.result()
         except CkptError:
@@ -437,6 +464,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of everything."""
+        self._scratch.cleanup()
         try:
             self._checkpointer.close()
         finally:

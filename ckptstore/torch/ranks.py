@@ -140,10 +140,11 @@ class Ranks:
             return error
         where = f"rank {rank} on {answer.host}"
         if not isinstance(error, CkptError):
-            return CkptError(f"{where}: {type(error).__name__}: {error}")
+            error = CkptError(f"{type(error).__name__}: {error}")
         told = copy.copy(error)
-        if not str(error).startswith("rank "):
+        if not told.on_all_ranks:
             told.args = (f"{where}: {error}",)
+            told.on_all_ranks = True
         return told
 
 

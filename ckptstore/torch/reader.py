@@ -164,6 +164,8 @@ class StoreReader(StorageReader):
             and target.device.type == "cpu"
             and target.dtype == dtype
             and target.is_contiguous()
+            and not target.is_conj()
+            and not target.is_neg()
         ):
             into = target
         else:

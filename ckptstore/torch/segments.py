@@ -13,10 +13,13 @@ from ckptstore.backends.base import Reader, Writer
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes that can be written where it can."""
+    """The memory of a contiguous CPU tensor, as bytes that can be written where it can.
+
+    (``reshape(-1)`` would not do: a single element keeps whatever stride it has.)
+    """
     if tensor.numel() == 0:
         return memoryview(b"")
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy().data).cast("B")
 
 

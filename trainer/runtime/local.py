@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -12,8 +13,10 @@ from trainer.session import Session
 
 
 def quiet_libraries() -> None:
-    """No progress bars of transformers between a training's own lines."""
+    """No progress bars and reports of transformers between a training's own lines."""
     from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -31,6 +34,7 @@ def train(config: Config, *, notes: Sequence[str] = (), dry_run: bool = False) -
     """
     quiet_libraries()
     if config.trainer.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by CUDA's libraries
         torch.use_deterministic_algorithms(True, warn_only=True)
     comm = connect(config.trainer.nccl_timeout)
     try:
