@@ -65,6 +65,7 @@ test-full: lint
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m benchmarks.local
 	$(BIN)/python -m benchmarks.torch_save
+	$(BIN)/python -m benchmarks.torch_save
 
 golden: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.golden.make

@@ -15,7 +15,7 @@ export CKPT_STORE=$PWD/checkpoints
 export OMP_NUM_THREADS=1  # the model is too small to be shared among cores
 train=(ckpt-train --config "$examples/digits.yaml")
 
-say "PPO teaches a model of 92,000 parameters to write digits; a checkpoint every 5 steps. Kill it in a save"
+say "PPO teaches a model of 115,000 parameters to write digits; a checkpoint every 5 steps. Kill it in a save"
 printf '$ %s\n' "${train[*]}"
 python "$examples/kill_mid_save.py" checkpoints/digits --after-step 25 -- "${train[@]}"
 

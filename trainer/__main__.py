@@ -22,9 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if "://" not in config.storage.uri:
             config.storage.uri = os.path.abspath(config.storage.uri)
-        from trainer.runtime import local
-
-        local.train(config, notes=options.notes, dry_run=options.dry_run)
+        if config.runtime == "ray":
+            from trainer.runtime.ray import train
+        else:
+            from trainer.runtime.local import train
+        train(config, notes=options.notes, dry_run=options.dry_run)
     except CkptError as error:
         if not error.on_all_ranks or os.environ.get("RANK", "0") == "0":
             show_error(str(error), error.hint)

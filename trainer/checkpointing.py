@@ -207,7 +207,7 @@ def named_origin(text: str, uri: str, store: Store) -> Origin:
         UsageError: it is neither.
         NotFoundError: there is no such checkpoint.
     """
-    ref = parse_ref(text)
+    ref = parse_ref(text, selector_optional=True)
     elsewhere = ref.store is not None and ref.store != uri
     where = open_store(ref.store) if ref.store is not None and elsewhere else store
     origin = Origin(ref.store if ref.store is not None else uri, where, ref.run, ref)

@@ -103,7 +103,6 @@ _TESTS: Mapping[str, Test] = {
 }  # fmt: skip
 
 _LATER: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "runtime": (lambda v: v == "ray", "the Ray runtime"),
     "rollout.tensor_parallel_size": (lambda v: v != 1, "generating on several GPUs at once"),
     "actor.offload_optimizer": (bool, "moving the optimizer's state to host memory"),
     "storage.mirrors": (bool, "mirroring"),

@@ -116,9 +116,14 @@ def _print(stream: TextIO | None, make: Callable[[int], Text]) -> None:
         file=drawn, force_terminal=shown.is_terminal, width=shown.width, highlight=False
     )
     console.print(make(shown.width), soft_wrap=True)
+    write(stream, drawn.getvalue())
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write text as it is, and pass over a stream that is full or gone."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(drawn.getvalue().encode(encoding, "backslashreplace").decode(encoding))
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         # What is buffered would be tried again at exit, and would make the exit code 120 then.

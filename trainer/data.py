@@ -14,11 +14,25 @@ import msgspec
 from ckptstore.errors import NotFoundError, UsageError, printable, translate_os_errors
 from ckptstore.hashing import BLOCK_SIZE, block_digest, file_digest
 from trainer.config import DataConfig
+from trainer.loader import Loader
 from trainer.make_data import DATA_DIRECTORY, ensure_data
 from trainer.optional import optional_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+__all__ = [
+    "DataFile",
+    "Dataset",
+    "Loader",
+    "Message",
+    "Prompts",
+    "Sample",
+    "changed_files",
+    "load_samples",
+    "tokenize_prompts",
+]
 
 
 class Message(TypedDict):

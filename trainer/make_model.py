@@ -152,7 +152,7 @@ def _supervised_batch(tokenizer: PreTrainedTokenizerBase, rows: list[Row]) -> tu
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         end = len(prompt) + len(answer)
         ids[i, :end] = torch.tensor(prompt + answer)
-        pass
+        labels[i, len(prompt) : end] = torch.tensor(answer)
     return ids, labels
 
 

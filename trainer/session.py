@@ -57,17 +57,24 @@ class Session:
         comm: The ranks.
         notes: What is to be told first.
         dry_run: Build everything, begin nothing.
+        stop: Where a wish to stop is left; by default signals leave it.
 
     Raises:
         CkptError: what a person has to see to before this can train.
     """
 
     def __init__(
-        self, config: Config, comm: Comm, *, notes: Sequence[str] = (), dry_run: bool = False
+        self,
+        config: Config,
+        comm: Comm,
+        *,
+        notes: Sequence[str] = (),
+        dry_run: bool = False,
+        stop: StopRequest | None = None,
     ) -> None:
         self._config = config
         self._comm = comm
-        self._stop = StopRequest(config.trainer)
+        self._stop = stop or StopRequest(config.trainer)
         storage = config.storage
         store = keeping.open_training_store(config)
         self._checkpointer = Checkpointer(

@@ -202,7 +202,7 @@ class Checkpointer:
 
     def load(
         self,
-        state: MutableMapping[str, MutableMapping[str, Any]],
+        state: Mapping[str, MutableMapping[str, Any]],
         checkpoint: Checkpoint | None = None,
         *,
         strict: bool = True,

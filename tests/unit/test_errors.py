@@ -19,6 +19,7 @@ from ckptstore.errors import (
     NotFoundError,
     PartialError,
     SourceChangedError,
+    SupersededError,
     TemporaryError,
     UsageError,
     VoidedError,
@@ -45,6 +46,7 @@ ALL = [
         (IntegrityError, 5),
         (ConflictError, 6),
         (VoidedError, 6),
+        (SupersededError, 6),
         (SourceChangedError, 6),
         (AccessDeniedError, 7),
         (TemporaryError, 8),
@@ -57,7 +59,7 @@ def test_each_error_has_its_stable_exit_code(kind: type[CkptError], code: int) -
 
 
 def test_the_kinds_are_told_apart_by_name() -> None:
-    assert len({kind.kind for kind in ALL}) == len(ALL) == 12
+    assert len({kind.kind for kind in ALL}) == len(ALL) == 13
 
 
 def test_an_error_carries_its_hint_and_nothing_without_one() -> None:

@@ -10,6 +10,7 @@ import torch
 from trainer.comm import connect, disconnect
 from trainer.config import Config
 from trainer.session import Session
+from trainer.stopping import StopRequest
 
 
 def quiet_libraries() -> None:
@@ -21,13 +22,20 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def train(config: Config, *, notes: Sequence[str] = (), dry_run: bool = False) -> None:
+def train(
+    config: Config,
+    *,
+    notes: Sequence[str] = (),
+    dry_run: bool = False,
+    stop: StopRequest | None = None,
+) -> None:
     """Be one rank of a training.
 
     Args:
         config: The configuration.
         notes: What is to be told first.
         dry_run: Build everything, train nothing.
+        stop: Where a wish to stop is left; by default signals leave it.
 
     Raises:
         CkptError: what a person has to see to.
@@ -38,7 +46,7 @@ def train(config: Config, *, notes: Sequence[str] = (), dry_run: bool = False) -
         torch.use_deterministic_algorithms(True, warn_only=True)
     comm = connect(config.trainer.nccl_timeout)
     try:
-        session = Session(config, comm, notes=notes, dry_run=dry_run)
+        session = Session(config, comm, notes=notes, dry_run=dry_run, stop=stop)
         try:
             if not dry_run:
                 session.run()

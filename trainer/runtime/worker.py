@@ -15,6 +15,7 @@ from typing import TextIO
 
 from ckptstore.errors import CkptError
 from trainer.config import Config
+from trainer.optional import optional_module
 
 _TOGETHER = 200
 """Pieces of output sent at once."""
@@ -72,12 +73,11 @@ class Worker:
 
     def place(self) -> Place:
         """Where it is."""
-        from ray.util import get_node_ip_address
-
+        ray = optional_module("ray", "ray", "runtime=ray")
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
-        return Place(socket.gethostname(), get_node_ip_address(), port, os.getpid())
+        return Place(socket.gethostname(), ray.util.get_node_ip_address(), port, os.getpid())
 
     def run(
         self, first: Place, environment: Mapping[str, str], notes: Sequence[str], dry_run: bool
