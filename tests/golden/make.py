@@ -1,6 +1,6 @@
-"""Write the golden store of the current format.
+"""Write the golden stores of the current format: one, and one for each later addition to it.
 
-Run once for each format, when it is new: every later version must read what stands here.
+Run once for each, when it is new: every later version must read what stands here.
 """
 
 from __future__ import annotations
@@ -67,12 +67,35 @@ def make(root: Path) -> None:
     assert store.resolve(parse_ref(f"{RUN}@latest")).step == 500
 
 
-if __name__ == "__main__":
-    target = HERE / f"v{FORMAT}"
-    if target.exists():
-        sys.exit(f"{target} exists: a golden store is never changed")
-    make(target)
-    shutil.rmtree(target / "tree")
+def make_lives(root: Path) -> None:
+    """A run that was started three times: each life saved, and what the first had begun is void."""
+    store = ckptstore.open_store(str(root / "store"), ids=seeded_ids("golden lives"))
+    for step in (100, 200):
+        life = store.begin_life(RUN)
+        with store.save(RUN, step, life=life) as save:
+            save.add_bytes("state", f"{step}\n".encode())
+        unfinished = store.save(RUN, step + 50, life=life)
+        unfinished.add_bytes("state", b"never committed\n")
+        unfinished._lease.abandon()
+        unfinished._ended = True
+    store.begin_life(RUN)
+
+
+STORES = {f"v{FORMAT}": make, f"v{FORMAT}-lives": make_lives}
+
+
+def write(target: Path) -> None:
+    """Make one of them."""
+    STORES[target.name](target)
+    shutil.rmtree(target / "tree", ignore_errors=True)
     for directory, names, _ in os.walk(target):  # git keeps no empty directories
         for name in names:
             assert not os.path.islink(os.path.join(directory, name)) or name == "latest"
+
+
+if __name__ == "__main__":
+    missing = [name for name in STORES if not (HERE / name).exists()]
+    if not missing:
+        sys.exit("all of them exist: a golden store is never changed")
+    for name in missing:
+        write(HERE / name)

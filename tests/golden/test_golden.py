@@ -135,3 +135,16 @@ def test_the_page_is_enough_to_verify_by_hand(store: ckptstore.Store) -> None:
     command = f'{function}\ncheck "{store.uri}" {RUN} {path.stem}'
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "DAMAGED: record"
+
+
+def test_lives_are_counted_and_what_an_older_one_had_begun_is_void(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(HERE / "v1-lives" / "store", root, symlinks=True)
+    store = ckptstore.open_store(str(root))
+    assert {c.step: c.commit.life for c in store.list(RUN)} == {100: 1, 200: 2}
+    voids = [n for n in store.catalog.record_names(RUN) if n.step in (150, 250)]
+    assert len(voids) == 2
+    assert all(store.catalog.find(RUN, name).is_void for name in voids)  # type: ignore[union-attr]
+    with pytest.raises(ckptstore.SupersededError):
+        store.save(RUN, 300, life=2)
+    assert store.begin_life(RUN) == 4
