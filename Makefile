@@ -73,7 +73,6 @@ test-full: lint $(ENGINES)
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m benchmarks.local
 	$(BIN)/python -m benchmarks.torch_save
-	$(BIN)/python -m benchmarks.torch_save
 
 golden: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.golden.make

@@ -34,7 +34,7 @@ from ckptstore.torch import Checkpointer
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 RUN = "bench"
-STEADY = 4
+STEADY = 3
 """Saves after the first one in a process."""
 
 
@@ -62,6 +62,10 @@ class Saver(ABC):
     def __init__(self, place: Path) -> None:
         self.place = place
 
+    def prepare(self, state: dict[str, torch.Tensor]) -> None:
+        """What a training loop can do before its first step."""
+        del state
+
     def save(self, step: int, state: dict[str, torch.Tensor]) -> None:
         """Save, durably."""
         self.begin(step, state)()
@@ -78,7 +82,7 @@ class Saver(ABC):
         """Remove what a step saved."""
         shutil.rmtree(self.place / str(step), ignore_errors=True)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of everything."""
 
 
@@ -88,6 +92,10 @@ class Ours(Saver):
     def __init__(self, place: Path) -> None:
         super().__init__(place)
         self._checkpointer = Checkpointer(str(place), RUN)
+
+    def prepare(self, state: dict[str, torch.Tensor]) -> None:
+        """See :class:`Saver`."""
+        self._checkpointer.reserve({"model": state})
 
     def save(self, step: int, state: dict[str, torch.Tensor]) -> None:
         """See :class:`Saver`."""
@@ -127,7 +135,8 @@ class Dcp(Saver):
     def begin(self, step: int, state: dict[str, torch.Tensor]) -> Callable[[], object]:
         """See :class:`Saver`."""
         future = dcp.async_save({"model": state}, storage_writer=self._writer(step), no_dist=True)
-        return lambda: future.result()
+        wait: Callable[[], object] = future.result
+        return wait
 
     def load(self, step: int, state: dict[str, torch.Tensor]) -> None:
         """See :class:`Saver`."""
@@ -200,6 +209,16 @@ def background(saver: Saver, state: dict[str, torch.Tensor]) -> dict[str, float]
     }
 
 
+def prepared(saver: Saver, state: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The first save after what can be prepared has been."""
+    saver.prepare(state)
+    begun = time.perf_counter()
+    wait = saver.begin(0, state)
+    stall = time.perf_counter() - begun
+    wait()
+    return {"first": stall}
+
+
 def synchronous(saver: Saver, state: dict[str, torch.Tensor]) -> dict[str, float]:
     """Saves that are waited for."""
     found = []
@@ -250,6 +269,7 @@ def beside_training(saver: Saver, state: dict[str, torch.Tensor]) -> dict[str, f
 
 TASKS: dict[str, Callable[[Saver, dict[str, torch.Tensor]], dict[str, float]]] = {
     "background": background,
+    "prepared": prepared,
     "synchronous": synchronous,
     "memory": memory,
     "beside": beside_training,
@@ -281,12 +301,13 @@ class Bench:
         self._size = size
         self._rounds = rounds
 
-    def task(self, task: str, *savers: str) -> dict[str, dict[str, float]]:
+    def task(self, task: str, *savers: str, rounds: int = 0) -> dict[str, dict[str, float]]:
         """The medians of each saver."""
         found: dict[str, list[dict[str, float]]] = {saver: [] for saver in savers}
-        for _ in range(self._rounds):
+        for _ in range(rounds or self._rounds):
             for saver in savers:
                 found[saver].append(self._once(task, saver))
+                print(task, saver, found[saver][-1], file=sys.stderr, flush=True)
         return {
             saver: {key: statistics.median(one[key] for one in all_) for key in all_[0]}
             for saver, all_ in found.items()
@@ -304,14 +325,16 @@ class Bench:
         """Stalls, durable saves, memory, and what training notices of it."""
         apart = self.task("background", "ours", "dcp")
         ours, peer = apart["ours"], apart["dcp"]
+        ready = self.task("prepared", "ours")["ours"]
         waited = self.task("synchronous", "ours", "dcp", "safetensors")
-        held = self.task("memory", "ours", "dcp")
+        held = self.task("memory", "ours", "dcp", rounds=1)  # the same in every round
         beside = self.task("beside", "ours", "dcp")
         others = {"dcp.save": waited["dcp"]["durable"]}
         others["safetensors + fsync"] = waited["safetensors"]["durable"]
         name = "dcp.async_save"
         return [
             Result("stall, first save", "s", ours["first"], {name: peer["first"]}),
+            Result("  with reserve() at the start", "s", ready["first"], {name: peer["first"]}),
             Result("stall, later saves", "s", ours["steady"], {name: peer["steady"]}),
             Result("background save until durable", "s", ours["durable"], {name: peer["durable"]}),
             Result("save and wait", "s", waited["ours"]["durable"], others),
@@ -347,7 +370,7 @@ class Bench:
         for cold in (False, True):
             if cold and not drop_caches():
                 continue
-            calls = [lambda s=s, cold=cold: load(s, cold=cold) for s in savers.values()]  # type: ignore[misc]
+            calls = [lambda s=s, cold=cold: load(s, cold=cold) for s in savers.values()]
             ours, *others = alternate(self._rounds, *calls)
             peers = dict(zip(["dcp.load", "safetensors"], others, strict=True))
             name = f"load in place (verified), {'cold' if cold else 'warm'}"
@@ -367,8 +390,10 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("TASK", "SAVER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        child(*given.child, given.size, given.dir)
+        task, saver = given.child
+        child(task, saver, given.size, given.dir)
         return
+    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(dir=given.dir) as place:
         bench = Bench(Path(place), given.size, given.rounds)
         report([*bench.saving(), *bench.loading()], given.json)

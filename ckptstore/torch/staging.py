@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -19,8 +18,10 @@ _ALIGNMENT = 64
 class Staging:
     """One piece of host memory, as large as the tensors of a save and reused by the next one.
 
-    The memory is asked for in huge pages, because the first copy into it spends most of its time in
-    page faults; where there is a GPU it is page-locked, so that copies run at the bus's speed.
+    The first copy spends most of its time in page faults; later ones run at the memory's speed.
+    (Huge pages would not help: where page caches fill the memory, the kernel compacts it first, and
+    that took three times as long as the faults.) Where there is a GPU the memory is page-locked, so
+    that copies run at the bus's speed.
     """
 
     def __init__(self) -> None:
@@ -71,14 +72,7 @@ class Staging:
 
     def _allocate(self, size: int, *, lock: bool) -> None:
         self.close()
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without huge pages
-                log.debug("the kernel gives no huge pages")
-        with torch.inference_mode(False):  # it outlives the mode that a save is called in
-            self._arena = torch.frombuffer(memory, dtype=torch.uint8)
+        self._arena = torch.empty(max(size, 1), dtype=torch.uint8, device="cpu")
         if lock:
             address = self._arena.data_ptr()
             if int(_runtime().cudaHostRegister(address, self._arena.numel(), 0)) == 0:

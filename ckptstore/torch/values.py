@@ -76,12 +76,11 @@ def _split(state: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[s
 def _check_tensor(tensor: torch.Tensor, place: str) -> None:
     local = tensor
     problem = None
-    wraps: bool = is_traceable_wrapper_subclass(tensor)
     if isinstance(tensor, DTensor):
         local = tensor._local_tensor
-        wraps = is_traceable_wrapper_subclass(local)
         if any(placement.is_partial() for placement in tensor.placements):
             problem = "is a sum that its ranks have not added up yet (Partial)"
+    wraps: bool = is_traceable_wrapper_subclass(local)
     if local.is_nested or local.layout is not torch.strided:
         problem = f"is nested or sparse ({local.layout})"
     elif local.is_quantized or wraps:

@@ -36,14 +36,14 @@ from tests.unit.support import examples, memory_store
 
 
 class Gate:
-    """A hook that holds the first write of a tensor file until it is opened."""
+    """A hook that holds a save before it reads its tensors, until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
 
     def __call__(self, operation: str, key: str, phase: Phase) -> None:
-        if operation == "write" and key.endswith(".distcp") and phase == "before":
+        if operation == "open_writer" and key.endswith(".distcp") and phase == "before":
             self.reached.set()
             assert self.opened.wait(30)
 
@@ -588,3 +588,13 @@ def test_a_full_disk_fails_the_save_and_frees_what_it_took(tmp_path: Path, wait:
         assert same(loaded(store, small), small)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_the_order_of_keys_does_not_matter_to_the_bytes(tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    names = ["b", "c", "a", "aa"]
+    with Checkpointer(store, RUN) as checkpointer:
+        for step, keys in enumerate([names, sorted(names), names[::-1]]):
+            state = {"m": {key: torch.full((2,), ord(key[0])) for key in keys}}
+            checkpointer.save(step, state)
+    assert len({stored(c)["m/__0_0.distcp"] for c in store.list(RUN)}) == 1

@@ -300,7 +300,7 @@ def failing_on(rank: int, operation: str, ending: str, root: Path) -> Store:
 
 def save_with_fault(root: Path, rank: int, operation: str, ending: str, wait: bool) -> None:
     with Checkpointer(file_store(root), RUN) as checkpointer:
-        state = {"m": rows(full_tensor()), "other": {"w": torch.ones(3), "lr": 0.1}}
+        state = {"other": {"w": torch.ones(3), "lr": 0.1}, "m": rows(full_tensor())}
         checkpointer.save(1, state)
         checkpointer.store = failing_on(rank, operation, ending, root)
         files: dict[str, bytes | str | os.PathLike[str]] = {f"file{dist.get_rank()}": b"x"}

@@ -235,7 +235,7 @@ def test_an_index_that_is_too_long_is_not_read(
         load_part(checkpoint, "model", {})
 
 
-@pytest.mark.parametrize("how", ["file", "offset", "length", "shape"])
+@pytest.mark.parametrize("how", ["file", "offset", "before", "length", "shape"])
 def test_a_hostile_index_with_the_right_digest_is_an_integrity_error(
     tmp_path: Path, how: str
 ) -> None:
@@ -251,6 +251,7 @@ def test_a_hostile_index_with_the_right_digest_is_an_integrity_error(
         change: dict[str, Any] = {
             "file": {"relative_path": "../../../etc/passwd"},
             "offset": {"offset": info.offset + 64},
+            "before": {"offset": max(0, info.offset - 4)},
             "length": {"length": 1 << 40},
             "shape": {"offset": 3, "length": 100},
         }[how]

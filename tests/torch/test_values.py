@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ckptstore.errors import IntegrityError, UsageError
 from ckptstore.torch.values import decode, encode, merge, split
@@ -132,7 +133,8 @@ def test_what_cannot_be_stored_is_named(value: Any, words: str | None) -> None:
 def test_tensors_without_plain_memory_are_refused() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
     nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
-    for tensor in (quantized, nested):
+    two = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
+    for tensor in (quantized, nested, two):
         with pytest.raises(UsageError, match=r"part\['x'\] is"):
             split({"x": tensor}, "part")
 
