@@ -126,6 +126,10 @@ class Session:
         self._saved_step: int | None = None
         self._pending: PendingSave | None = None
         loaded = self._resume()
+        if config.storage.async_save and not dry_run:
+            self._checkpointer.reserve(
+                resuming.state_parts(self._roles, config.storage.save_contents)
+            )
         self._clock = SaveClock(config.trainer, self._data.loader.steps_per_epoch)
         self._start_tracking(loaded, notes, dry_run=dry_run)
 
@@ -305,6 +309,9 @@ class Session:
             CkptError: a save failed with ``on_save_error=fail``, or the last state was not saved.
         """
         config = self._config.trainer
+        if config.log_digest and self.step > 0:
+            digests = " ".join(f"{name} {value}" for name, value in self._digests().items())
+            self._note(f"at the start: {digests}")
         if self.step >= self._last_step:
             self._note(f"there is nothing to train: step {self.step} of {self._last_step} is done")
         try:

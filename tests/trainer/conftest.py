@@ -62,3 +62,14 @@ def half_done(_half_done: Training, tmp_path: Path) -> Training:
     """A training of 8 steps that stands at 6 and has saved 2, 4 and 6; this test's own copy."""
     shutil.copytree(_half_done.directory, tmp_path / "half", symlinks=True)
     return Training(_half_done.lab, tmp_path / "half", list(_half_done.settings))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are not worth a second thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ckptstore.reading import Checkpoint
 from ckptstore.store import Store, open_store
 
@@ -23,26 +26,61 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 150.0
 """Seconds after which something that did not happen is a failure."""
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "400"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "400",
+    "RAY_AUTH_MODE": "disabled",  # else it writes a file with a token
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it is read when vLLM is imported, which a starter does early
+}
 
 REWARDS = '''
 import os
 import random
+import signal
 import time
 
 import numpy as np
 import torch
 
+calls = 0
+
 
 def noisy(prompt, response, answer):
     """Draws from every generator there is."""
+    gate(prompt, response, answer)
     digits = sum(c.isdigit() for c in response)
     return digits + random.random() + float(np.random.rand()) + float(torch.rand(()))
 
 
-def slow(prompt, response, answer):
-    time.sleep(0.05)
+def gate(prompt, response, answer):
+    """At the call that GATE names it says that it is there, and waits to be let through."""
+    global calls
+    number, _, word = os.environ.get("GATE", "0:").partition(":")
+    calls += word in prompt
+    if int(number) and calls == int(number) and word in prompt:
+        open("reached", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
     return float(len(response))
+
+
+step = torch.optim.AdamW.step
+updates = 0
+
+
+def signalling_step(self, *args, **kwargs):
+    """At the update that SIGNAL_AT_UPDATE names it asks its own process to end."""
+    global updates
+    updates += 1
+    number, _, name = os.environ.get("SIGNAL_AT_UPDATE", "0:").partition(":")
+    if updates == int(number):
+        os.kill(os.getpid(), getattr(signal, name))
+    return step(self, *args, **kwargs)
+
+
+torch.optim.AdamW.step = signalling_step
 '''
 
 
@@ -60,6 +98,16 @@ def free_port() -> int:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
         return port
+
+
+def rank_variables(count: int) -> list[dict[str, str]]:
+    """What torchrun tells each of its processes."""
+    common = {
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 @dataclass
@@ -83,12 +131,24 @@ class Ended:
         return self
 
 
-class Starter:
-    """Starts trainings by forking a process that has imported everything already."""
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skips tests where a package is missing, unless CKPT_REQUIRE_TOOLS says that all must run."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(
+        missing and os.environ.get("CKPT_REQUIRE_TOOLS") != "1", reason=f"{package} is missing"
+    )
 
-    def __init__(self) -> None:
+
+class Starter:
+    """Starts trainings by forking a process that has imported everything already.
+
+    Args:
+        modules: What it imports besides.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.starter"],
+            [sys.executable, "-m", "tests.trainer.starter", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -107,8 +167,14 @@ class Starter:
             self._process.stdin.flush()
             return json.loads(self._process.stdout.readline())
 
-    def start(self, arguments: list[str], directory: Path, env: Mapping[str, str]) -> Running:
-        """Start a training."""
+    def start(
+        self,
+        arguments: list[str],
+        directory: Path,
+        env: Mapping[str, str],
+        entry: str = "trainer.__main__:main",
+    ) -> Running:
+        """Start a training, or another function of arguments that gives an exit code."""
         output = directory / f"output-{time.monotonic_ns()}.txt"
         pid = self.ask(
             {
@@ -117,6 +183,7 @@ class Starter:
                     "directory": str(directory),
                     "env": dict(env),
                     "output": str(output),
+                    "entry": entry,
                 }
             }
         )
@@ -207,20 +274,32 @@ class Lab:
 
 @dataclass
 class Training:
-    """A directory in which a training runs, life after life, always with the same configuration."""
+    """A directory in which a training runs, life after life.
+
+    Attributes:
+        directory: Its working directory.
+        settings: What all its lives have in common, beside :meth:`Lab.base`.
+        place: Where its store is, when that is not in its directory.
+    """
 
     lab: Lab
     directory: Path
     settings: list[str] = field(default_factory=list)
-    env: dict[str, str] = field(default_factory=dict)
+    place: Path | None = None
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
 
-    def start(self, *settings: str, env: Mapping[str, str] | None = None) -> Running:
-        """Start a life."""
-        arguments = [*self.lab.base(), *self.settings, *settings]
-        return self.lab.starter.start(arguments, self.directory, {**self.env, **(env or {})})
+    def arguments(self, *settings: str) -> list[str]:
+        """The command line of a life."""
+        return [*self.lab.base(), *self.settings, *settings]
+
+    def start(
+        self, *settings: str, env: Mapping[str, str] | None = None, directory: Path | None = None
+    ) -> Running:
+        """Start a life, in its own directory unless another one is given."""
+        arguments = self.arguments(*settings)
+        return self.lab.starter.start(arguments, directory or self.directory, env or {})
 
     def run(self, *settings: str, env: Mapping[str, str] | None = None) -> Ended:
         """A whole life."""
@@ -228,20 +307,7 @@ class Training:
 
     def start_ranks(self, count: int, *settings: str) -> list[Running]:
         """Start a life of several processes, with the variables that torchrun sets."""
-        port = free_port()
-        return [
-            self.start(
-                *settings,
-                env={
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(count),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                },
-            )
-            for rank in range(count)
-        ]
+        return [self.start(*settings, env=env) for env in rank_variables(count)]
 
     def run_ranks(self, count: int, *settings: str) -> list[Ended]:
         """A whole life of several processes."""
@@ -286,7 +352,7 @@ class Training:
     @property
     def store(self) -> Store:
         """The store."""
-        return open_store(str(self.directory / "store"))
+        return open_store(str(self.place or self.directory / "store"))
 
     def commits(self, run: str = "run") -> list[Checkpoint]:
         """Its checkpoints, oldest first."""
@@ -297,7 +363,7 @@ class Training:
         return [c.step for c in self.commits(run)]
 
     def stored(self) -> dict[str, str]:
-        """The digests of what the newest checkpoint holds, but for what no two runs have in common."""
+        """What the newest checkpoint holds, by digests, but for what no two runs have in common."""
         newest = self.commits()[-1]
         return {e.path: str(e.digest) for e in newest.files if e.path != "trainer_state.json"}
 
@@ -307,6 +373,29 @@ class Training:
         for ours, theirs in zip(self.facts(), other.facts(), strict=True):
             assert ours == theirs
         assert self.stored() == other.stored()
+
+
+def unfinished_save(training: Training, run: str = "run") -> bool:
+    """Whether a save is under way: it has a lease and a directory, and no record."""
+    root = training.directory / "store" / run
+    for lease in sorted((root / "leases").glob("*-step-*")):
+        name = lease.name.partition(".")[0]
+        if (root / name).is_dir() and not (root / "commits" / f"{name}.json").exists():
+            return True
+    return False
+
+
+def stop_in_a_save(training: Training, running: Running) -> None:
+    """SIGSTOP a training while it saves."""
+    deadline = time.monotonic() + PATIENCE
+    while running.poll() is None and time.monotonic() < deadline:
+        if unfinished_save(training):
+            running.send(signal.SIGSTOP)
+            if unfinished_save(training):
+                return
+            running.send(signal.SIGCONT)
+        time.sleep(0.0005)
+    raise AssertionError(f"it was never caught in a save:\n{running.text}")
 
 
 def chances(seed: int) -> random.Random:

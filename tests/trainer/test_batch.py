@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -25,12 +27,9 @@ def test_mini_batches_are_the_same_at_any_number_of_ranks(
     split = Split(24, actor, critic, ranks)
     split.check()
     owned = [split.of_rank(rank) for rank in range(ranks)]
-    assert sorted(sum(owned, [])) == list(range(24))
+    assert sorted(chain(*owned)) == list(range(24))
     for size in (actor, critic):
-        parts = [
-            sorted(sum(([owned[r][i] for i in range(24 // ranks)[part]] for r in range(ranks)), []))
-            for part in split.mini_batches(size)
-        ]
+        parts = [sorted(chain(*(own[part] for own in owned))) for part in split.mini_batches(size)]
         assert parts == [list(range(i, i + size)) for i in range(0, 24, size)]
 
 

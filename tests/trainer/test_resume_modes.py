@@ -95,16 +95,22 @@ def test_what_is_named_and_missing(half_done: Training, mode: str) -> None:
     assert len(half_done.lines()) == 6
 
 
-def test_another_run_is_used_only_while_there_is_no_own(training: Make, half_done: Training) -> None:
+def test_another_run_is_used_only_while_there_is_no_own(
+    training: Make, half_done: Training
+) -> None:
     where = f"{half_done.directory}/store"
     for text, step in ((f"{where}/run", 6), (f"{where}/run@latest", 6), (f"{where}/run@2", 2)):
-        branch = training(f"branch{len(text)}", "trainer.total_steps=8", f"trainer.resume_from={text}")
+        name = f"branch{len(text)}"
+        branch = training(name, "trainer.save_freq=-1", f"trainer.resume_from={text}")
+        branch.settings.append("trainer.total_steps=8")
         branch.run(f"trainer.stop_at_step={step + 1}").ok(f"resumed from step {step}", where)
         branch.run().ok(f"resumed from step {step + 1}", f"{branch.directory}/store")
         assert branch.steps() == [step + 1, 8]
     own = Training(half_done.lab, half_done.directory, ["storage.run=branch"])
     own.run("trainer.resume_from=run@4", "trainer.stop_at_step=5").ok("resumed from step 4: run@4")
-    own.run("trainer.resume_from=run@2", "trainer.stop_at_step=6").ok("resumed from step 5: branch@5")
+    own.run("trainer.resume_from=run@2", "trainer.stop_at_step=6").ok(
+        "resumed from step 5: branch@5"
+    )
     assert own.steps("branch") == [5, 6]
     assert own.steps("run") == [2, 4, 6]
 
@@ -171,5 +177,3 @@ def test_nothing_to_train(half_done: Training) -> None:
     half_done.run("trainer.total_steps=3").ok("there is nothing to train: step 6 of 3 is done")
     assert half_done.steps() == [2, 4, 6]
     assert len(half_done.lines()) == 6
-
-

@@ -35,11 +35,12 @@ def make_model(seed: int = 0) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config).train(False)
+        build: Any = Qwen2ForCausalLM
+        return build(config).train(False)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model(one_thread: None) -> Any:
     return make_model()
 
 
@@ -92,9 +93,7 @@ def test_logprobs_are_those_of_one_forward_pass(model: Any, temperature: float) 
     for prompt, response in zip(
         PROMPTS, engine(model).generate(PROMPTS, keys(4), sampling), strict=True
     ):
-        assert response.logprobs == pytest.approx(
-            exact_logprobs(model, prompt, response), abs=1e-6
-        )
+        assert response.logprobs == pytest.approx(exact_logprobs(model, prompt, response), abs=1e-6)
 
 
 def test_the_same_key_gives_the_same_tokens_whatever_the_batch(model: Any) -> None:
@@ -102,7 +101,9 @@ def test_the_same_key_gives_the_same_tokens_whatever_the_batch(model: Any) -> No
     together = engine(model).generate(PROMPTS, keys(4), sampling)
     in_parts = engine(model, micro_batch_size=3).generate(PROMPTS, keys(4), sampling)
     turned = engine(model).generate(PROMPTS[::-1], keys(4)[::-1], sampling)[::-1]
-    alone = [engine(model).generate([p], [k], sampling)[0] for p, k in zip(PROMPTS, keys(4), strict=True)]
+    alone = [
+        engine(model).generate([p], [k], sampling)[0] for p, k in zip(PROMPTS, keys(4), strict=True)
+    ]
     for other in (in_parts, turned, alone):
         assert [r.tokens for r in other] == [r.tokens for r in together]
     again = engine(model).generate(PROMPTS, keys(4), sampling)

@@ -452,18 +452,13 @@ def test_values_that_can_be_are_taken(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "runtime=ray",
-        "rollout.engine=vllm",
         "rollout.tensor_parallel_size=2",
-        "model.lora.rank=8",
-        "reward.model=/rm",
         "actor.offload_optimizer=true",
         "storage.mirrors=[/m]",
         "storage.keep_last=3",
         "storage.keep_every=3",
         "storage.keep_best=3",
         "storage.max_size=5GiB",
-        "trainer.loggers=[wandb]",
     ],
 )
 def test_what_this_version_does_not_have_is_refused_and_named(line: str) -> None:

@@ -38,8 +38,8 @@ class VllmRollout:
     batch may differ in the last bits, and on a GPU so may another run, unless
     ``VLLM_BATCH_INVARIANT=1`` is set and supported.
 
-    Log-probabilities are those at the temperature of sampling. With ``top_p`` or ``top_k`` they
-    are of the tokens that were kept, because vLLM gives no others.
+    vLLM gives log-probabilities before both the temperature and ``top_p`` and ``top_k``, or after
+    all of them: with a temperature other than 1 and one of these, they are those of what was kept.
 
     Args:
         path: A directory with the model's configuration; its weights are not read.
@@ -89,7 +89,7 @@ class VllmRollout:
                     generation_config="vllm",
                     max_model_len=max_length,
                     seed=seed,
-                    logprobs_mode="processed_logprobs",
+                    logprobs_mode=f"{'raw' if config.temperature == 1 else 'processed'}_logprobs",
                     tensor_parallel_size=config.tensor_parallel_size,
                     gpu_memory_utilization=config.gpu_memory_utilization,
                     enable_chunked_prefill=config.enable_chunked_prefill,
@@ -101,6 +101,10 @@ class VllmRollout:
                     # Takes the process group that there is, and this rank's own device in it.
                     distributed_executor_backend="external_launcher" if ranks > 1 else None,
                 )
+                _detach(self._engine)
+                self._sampling_params: Any = vllm.SamplingParams
+                # Some models are refused only when they compute: a CPU takes no heads of 16.
+                self.generate([[eos]], [0], Sampling(max_new_tokens=1, temperature=1.0))
             except (AssertionError, ImportError, OSError, RuntimeError, ValueError) as error:
                 raise UsageError(
                     f"vLLM does not start with the model in {printable(str(path))}: "
@@ -108,8 +112,6 @@ class VllmRollout:
                     hint="max_model_len is data.max_prompt_length + rollout.max_new_tokens; "
                     "VLLM_LOGGING_LEVEL=INFO tells more; rollout.engine=hf runs every model",
                 ) from error
-        self._sampling_params: Any = vllm.SamplingParams
-        self._sleep()
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -126,6 +128,7 @@ class VllmRollout:
 
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
         check_names(given, self._names, "vllm")
+        self._engine.collective_rpc(_repack)
         self.version = version
 
     def generate(
@@ -168,6 +171,27 @@ class VllmRollout:
         if self._sleeps:
             self._engine.sleep(level=1)
             self._awake.clear()
+
+
+def _detach(engine: Any) -> None:
+    """Keep it from destroying, at exit, a process group that it did not make.
+
+    All else that it would give back then ends with the process.
+    """
+    finalizer = getattr(engine.llm_engine.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
+
+
+def _repack(worker: Any) -> None:
+    """Have a worker on a CPU compute with the embeddings that it holds.
+
+    There a layer computes with a repacked copy of its weights. A reload makes a new one for each
+    layer that is loaded, but an output layer that is tied to the input's embeddings is not.
+    """
+    for layer in worker.get_model().modules():
+        if hasattr(layer, "cpu_linear") and layer.weight.numel() > 0:
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _response(output: Any) -> Response:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ckptstore.errors import CancelledError, CkptError, TemporaryError, UsageError, printable
 from trainer.config import Config, RayConfig
+from trainer.console import TrainerConsole
 from trainer.optional import optional_module
 from trainer.runtime.worker import Failure, Place, Worker, write_texts
 from trainer.stopping import SIGNALS, StopRequest
@@ -34,6 +35,8 @@ _CAUSE_TIMEOUT = 10.0
 
 _THREADS = 4
 """Of a worker: the training, its output, a stop, and one to spare."""
+
+_OPTIONS = "they come from ray.address and ray.init"
 
 _PASSED_ON = ("TERM", "COLORTERM", "NO_COLOR")
 """Variables that say how a terminal is written to."""
@@ -96,11 +99,15 @@ class _Cluster:
             _require_reachable(self._address)
         try:
             self._ray.init(self._options.address, **{**defaults, **self._options.init})
-        except (OSError, RuntimeError, TypeError, ValueError, self._ray.exceptions.RayError) as e:
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"Ray refuses its options: {_first_line(e)}", hint=_OPTIONS) from e
+        except (OSError, RuntimeError, self._ray.exceptions.RayError) as e:
+            if "nknown keyword" in str(e):
+                raise UsageError(f"Ray refuses its options: {_first_line(e)}", hint=_OPTIONS) from e
             raise TemporaryError(
                 f"Ray does not start: {_first_line(e)}",
                 hint="`ray status` tells whether a cluster runs, `ray stop` ends what is left of "
-                "one here; options come from ray.address and ray.init",
+                "one here",
             ) from e
         except SystemExit as e:  # what Ray does when it cannot register with the cluster
             raise TemporaryError(
@@ -191,8 +198,8 @@ class _Cluster:
     ) -> None:
         """Let them train, show what they write, pass a stop on, and raise what went wrong."""
         ray = self._ray
-        environment, first = _environment(), members[0].place
-        runs = {m.actor.run.remote(first, environment, notes, dry_run): m for m in members}
+        told = (members[0].place, os.getcwd(), _environment(), notes, dry_run)
+        runs = {m.actor.run.remote(*told): m for m in members}
         texts = {m.actor.texts.remote(): m for m in members}
         failures: dict[int, Failure] = {}
         asked, deadline = False, float("inf")
@@ -208,10 +215,11 @@ class _Cluster:
                     failures[member.rank] = failure
                     known = not all(f.lost_others for f in failures.values())
                     deadline = time.monotonic() + (1.0 if known else _CAUSE_TIMEOUT)
-            if stop.reason is not None and not asked:
+            if stop.reason is not None and runs and not asked:
                 asked = True
-                for member in runs.values():
-                    member.actor.stop.remote(stop.reason)
+                told_to = [member.actor.stop.remote(stop.reason) for member in runs.values()]
+                ray.wait(told_to, num_returns=len(told_to), timeout=_CAUSE_TIMEOUT)
+                TrainerConsole().note(f"{stop.reason}: the workers have been told")
         if failures:
             raise _cause(failures, members)
 

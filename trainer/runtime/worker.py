@@ -10,12 +10,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
 from ckptstore.errors import CkptError
 from trainer.config import Config
 from trainer.optional import optional_module
+from trainer.stopping import StopRequest
 
 _TOGETHER = 200
 """Pieces of output sent at once."""
@@ -70,6 +72,7 @@ class Worker:
         self._terminals = terminals
         self._texts: queue.SimpleQueue[Text | None] = queue.SimpleQueue()
         self._reason: str | None = None
+        self._stop: StopRequest | None = None
 
     def place(self) -> Place:
         """Where it is."""
@@ -80,12 +83,18 @@ class Worker:
         return Place(socket.gethostname(), ray.util.get_node_ip_address(), port, os.getpid())
 
     def run(
-        self, first: Place, environment: Mapping[str, str], notes: Sequence[str], dry_run: bool
+        self,
+        first: Place,
+        directory: str,
+        environment: Mapping[str, str],
+        notes: Sequence[str],
+        dry_run: bool,
     ) -> Failure | None:
         """Be a rank until training ends.
 
         Args:
             first: Where rank 0 is.
+            directory: The driver's, where relative paths begin; it may be missing on this node.
             environment: Variables of the driver's that count here too.
             notes: What is to be told first.
             dry_run: Build everything, train nothing.
@@ -93,6 +102,8 @@ class Worker:
         Returns:
             What went wrong, if anything.
         """
+        with suppress(OSError):
+            os.chdir(directory)
         os.environ.update(environment)
         os.environ.update(
             RANK=str(self._rank),
@@ -125,18 +136,16 @@ class Worker:
 
     def _train(self, notes: Sequence[str], *, dry_run: bool) -> None:
         from trainer.runtime import local
-        from trainer.stopping import StopRequest
 
-        stop = self._stop = StopRequest(self._config.trainer)
-        stop.reason = self._reason
-        local.train(self._config, notes=notes, dry_run=dry_run, stop=stop)
+        self._stop = StopRequest(self._config.trainer)  # in a thread: no signal gets here
+        self._stop.reason = self._stop.reason or self._reason
+        local.train(self._config, notes=notes, dry_run=dry_run, stop=self._stop)
 
     def stop(self, reason: str) -> None:
         """Ask for a stop, as a signal does."""
         self._reason = reason
-        stop = getattr(self, "_stop", None)
-        if stop is not None:
-            stop.reason = stop.reason or reason
+        if self._stop is not None:
+            self._stop.reason = self._stop.reason or reason
 
     def texts(self) -> list[Text] | None:
         """What was written since, as soon as there is something; ``None`` is the end of it."""
