@@ -126,9 +126,9 @@ class Origin:
     run: str
     ref: Ref
 
-    def is_own(self, config: Config) -> bool:
-        """Whether it is where the run saves to."""
-        return (self.uri, self.run) == (config.storage.uri, config.storage.run)
+    def is_own(self, store: Store, run: str) -> bool:
+        """Whether it is where the run saves to, however that is spelt."""
+        return self.run == run and self.store.id == store.id
 
     def plan(self, refused: Mapping[Name, str]) -> ResumePlan:
         """What a resume would take there, as ``ckpt resume-info`` tells it."""

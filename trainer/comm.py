@@ -71,6 +71,15 @@ def connect(timeout: float) -> Comm:
     return Comm(dist.get_rank(), size, device, init_device_mesh(device.type, (size,)))
 
 
+def lost_others(error: BaseException | None) -> bool:
+    """Whether an error comes from a collective that another rank has left."""
+    while error is not None:
+        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def disconnect() -> None:
     """Leave the ranks."""
     if dist.is_initialized():

@@ -77,6 +77,9 @@ def load(
         elif part.endswith(("/model", "/adapters")):
             raise _no_model(checkpoint, part, there)
         else:
+            for tensors in state.values():  # a damaged newer checkpoint may be half in there
+                for tensor in tensors.values():
+                    tensor.zero_()
             loaded.without.append(part)
     if "extra" in config.storage.load_contents:
         try:

@@ -32,6 +32,7 @@ from trainer.comm import Comm
 from trainer.config import Config
 from trainer.digest import learner_digest, values_digest
 from trainer.export import safetensors_of
+from trainer.grace import GraceWatch
 from trainer.loop import Interrupted, Metrics, Ppo
 from trainer.make_model import ensure_model
 from trainer.models import load_tokenizer
@@ -125,6 +126,7 @@ class Session:
         self._history: deque[dict[str, Any]] = deque(maxlen=keeping.HISTORY)
         self._saved_step: int | None = None
         self._pending: PendingSave | None = None
+        self._last = "there is no checkpoint yet"
         loaded = self._resume()
         if config.storage.async_save and not dry_run:
             self._checkpointer.reserve(
@@ -199,9 +201,11 @@ class Session:
         else:
             seed_all(sample_key(config.trainer.seed, loaded.state.step, self._comm.rank, 0) % 2**32)
         self.step = loaded.state.step
+        name = loaded.checkpoint.name
+        self._last = f"step {self.step} ({name}) is the last checkpoint, and stands"
         self._best = loaded.state.best
         self._history.extend(loaded.state.history)
-        if origin.is_own(self._config):
+        if origin.is_own(self._checkpointer.store, self._config.storage.run):
             self._saved_step = self.step
         return loaded
 
@@ -314,14 +318,20 @@ class Session:
             self._note(f"at the start: {digests}")
         if self.step >= self._last_step:
             self._note(f"there is nothing to train: step {self.step} of {self._last_step} is done")
+        watch = None
+        if self._tracker is not None:
+            say = self._tracker.warn
+            watch = GraceWatch(self._stop, config.grace_seconds, lambda: self._last, say)
         try:
-            if config.val_before_train and self.step == 0:
-                self._log({**self._ppo.validate()})
-            while self.step < self._last_step and not self._interrupted():
-                self._one_step()
-        except Interrupted:
-            pass
-        self._end()
+            with suppress(Interrupted):
+                if config.val_before_train and self.step == 0:
+                    self._log({**self._ppo.validate()})
+                while self.step < self._last_step and not self._interrupted():
+                    self._one_step()
+            self._end()
+        finally:
+            if watch is not None:
+                watch.close()
 
     def _one_step(self) -> None:
         config = self._config.trainer
@@ -450,6 +460,7 @@ class Session:
             commit = pending.result()
         except CkptError:
             return
+        self._last = f"step {commit.step} ({commit.name}) is the last checkpoint, and stands"
         if self._tracker is not None:
             self._tracker.note(f"saved step {commit.step} ({commit.name})")
             text = self._size_alert.check(commit.step, commit.size)

@@ -107,6 +107,7 @@ class Checkpointer:
         self._writer = StateWriter(Ranks(_own_group(group, timeout)))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptstore-save")
         self._pending: list[PendingSave] = []
+        self._told: str | None = None
         self._forgotten = weakref.finalize(self, _warn_forgotten, run, self._pending)
         self._closed = False
 
@@ -177,17 +178,27 @@ class Checkpointer:
             return None
         pending = self._pending[0]
         try:
-            return pending.result()
+            commit = pending.result()
+            self._told = None
+            return commit
         except SupersededError:
             raise
         except Exception as error:
             if self._on_error == "raise":
                 raise
-            log.error("step %d of %s was not saved: %s", pending.step, self.run, explain(error))
+            self._tell(pending.step, explain(error))
             return None
         finally:
             if pending.done:
                 self._pending.clear()
+
+    def _tell(self, step: int, text: str) -> None:
+        """Say why a step was not saved; the same reason again is said in short."""
+        if text == self._told:
+            log.error("step %d of %s was not saved either", step, self.run)
+        else:
+            log.error("step %d of %s was not saved: %s", step, self.run, text)
+        self._told = text
 
     def reserve(self, state: Mapping[str, Any]) -> None:
         """Ask for the host memory that ``save(state, wait=False)`` will copy to, before it does.

@@ -470,7 +470,8 @@ def test_with_warn_training_goes_on_and_older_checkpoints_stay(
     assert [c.step for c in store.list(RUN)] == [0, 3]
     assert same(loaded(store, make_state()), make_state(3))
     told = [r.getMessage() for r in caplog.records if "was not saved" in r.getMessage()]
-    assert told == [f"step {step} of run was not saved: the storage is away" for step in (1, 2)]
+    first = "step 1 of run was not saved: the storage is away"
+    assert told == [first, "step 2 of run was not saved either"]
 
 
 def test_a_foreign_exception_of_a_backend_is_deferred_like_any_other(tmp_path: Path) -> None:

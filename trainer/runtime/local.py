@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.comm import connect, disconnect
+from ckptstore.errors import TemporaryError
+from trainer.comm import connect, disconnect, lost_others
 from trainer.config import Config
 from trainer.session import Session
 from trainer.stopping import StopRequest
@@ -52,5 +53,13 @@ def train(
                 session.run()
         finally:
             session.close()
+    except RuntimeError as error:
+        if not lost_others(error):
+            raise
+        raise TemporaryError(
+            f"rank {comm.rank} has lost another rank: {str(error).splitlines()[0]}",
+            hint="what that rank wrote last says why; the same command again goes on from the "
+            "newest checkpoint",
+        ) from error
     finally:
         disconnect()

@@ -120,12 +120,14 @@ class Worker:
             stream=sys.stderr,
             force=True,
         )
+        from trainer.comm import lost_others
+
         try:
             self._train(notes, dry_run=dry_run)
         except CkptError as error:
-            return Failure(error, _lost_others(error))
+            return Failure(error, lost_others(error))
         except Exception as error:  # noqa: BLE001 - the driver tells it
-            lost = _lost_others(error)
+            lost = lost_others(error)
             if not lost:
                 traceback.print_exc()
             told = str(error).partition("\n")[0]
@@ -191,14 +193,3 @@ def write_texts(texts: Sequence[Text], streams: Mapping[str, TextIO]) -> None:
 
     for name, text in texts:
         write(streams[name], text)
-
-
-def _lost_others(error: BaseException | None) -> bool:
-    """Whether an error comes from a collective that another rank has left."""
-    import torch.distributed as dist
-
-    while error is not None:
-        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
