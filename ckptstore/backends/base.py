@@ -86,6 +86,11 @@ class Reader(ABC):
             How many were read: fewer than asked for only at the object's end.
         """
 
+    def view(self, offset: int, length: int) -> memoryview | None:
+        """The bytes from ``offset`` on, where they are in memory as one piece; else ``None``."""
+        del offset, length
+        return None
+
     def check_unchanged(self) -> None:  # noqa: B027 - stored objects never change
         """Raise :class:`SourceChangedError` if what was read may not be one state of the file."""
 

@@ -50,6 +50,14 @@ class Segments(Reader):
             index += 1
         return done
 
+    def view(self, offset: int, length: int) -> memoryview | None:
+        """See :class:`Reader`."""
+        index = bisect_right(self._starts, offset) - 1
+        if index >= len(self._pieces) or offset + length > self._starts[index + 1]:
+            return None
+        start = offset - self._starts[index]
+        return self._pieces[index][start : start + length].data
+
     def close(self) -> None:
         """See :class:`Reader`."""
 

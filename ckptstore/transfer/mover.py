@@ -307,13 +307,10 @@ class _File:
         if self._has(index, offset, view):
             self._advance(length)
             return
-        try:
-            count = self._reader.read_into(offset, view)
-        except IntegrityError as error:
-            self._mismatch(offset, length, str(error))
-            return
-        if count != length:
-            self._short(offset, length)
+        there = self._reader.view(offset, length)
+        if there is not None:
+            view = there
+        elif not self._read(offset, view):
             return
         digest = block_digest(view)
         self.blocks[index] = digest
@@ -323,6 +320,19 @@ class _File:
         elif self._writer is not None:
             self._write(offset, view, digest)
         self._advance(length)
+
+    def _read(self, offset: int, view: memoryview) -> bool:
+        """Fill ``view``; whether that could be done."""
+        assert self._reader is not None
+        try:
+            count = self._reader.read_into(offset, view)
+        except IntegrityError as error:
+            self._mismatch(offset, len(view), str(error))
+            return False
+        if count != len(view):
+            self._short(offset, len(view))
+            return False
+        return True
 
     def _has(self, index: int, offset: int, view: memoryview) -> bool:
         """Whether the target holds this block already."""
