@@ -115,7 +115,9 @@ class Session:
             if needs_reference(config):
                 self._identities["reference"] = directory_identity(paths.reference)
             if config.model.lora.rank:
-                self._identities["base"] = directory_identity(paths.policy)
+                same = paths.policy == paths.reference and "reference" in self._identities
+                known = self._identities["reference"] if same else None
+                self._identities["base"] = known or directory_identity(paths.policy)
             if config.reward.model is not None:
                 self._identities["reward"] = directory_identity(Path(config.reward.model))
             self._model_files = model_files(

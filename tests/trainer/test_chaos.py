@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FULL
-from tests.trainer.support import ENVIRONMENT, ROOT, Lab
+from tests.trainer.support import ENVIRONMENT, ROOT, Lab, needs
 
 CHAOS = Path(sys.executable).parent / "ckpt-chaos"
 
 pytestmark = [
-    pytest.mark.skipif(not CHAOS.exists(), reason="ckpt-chaos is not installed"),
+    needs("ckpt_chaos"),
     pytest.mark.timeout(1800),
 ]
 
