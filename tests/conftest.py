@@ -4,5 +4,24 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from tests.servers.seaweed import SeaweedFS
+from tests.servers.shared import shared, stop_all
+
 FULL = os.environ.get("CKPTSTORE_TEST_FULL") == "1"
 """Whether long tests run whole (`make test-full`) or as a seeded sample (`make test`)."""
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> SeaweedFS:
+    """The run's SeaweedFS."""
+    return shared(SeaweedFS, tmp_path_factory)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the servers when pytest ends; its workers end earlier, one by one."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        stop_all(factory.getbasetemp())
