@@ -52,7 +52,8 @@ class Adding:
     def mover(self) -> Mover:
         """A mover with this save's threads, progress and cancellation."""
         options = self._options
-        return Mover(threads=options.threads, progress=options.progress, cancel=options.cancel)
+        threads = options.threads or self._backend.capabilities.threads
+        return Mover(threads=threads, progress=options.progress, cancel=options.cancel)
 
     @property
     def paths(self) -> frozenset[str]:
@@ -95,9 +96,9 @@ class Adding:
             path,
             size,
             open_reader=open_reader,
-            open_writer=lambda: self._backend.open_writer(key, executable=executable),
+            open_writer=lambda: self._backend.open_writer(key, size=size, executable=executable),
             executable=executable,
-            sequential=not self._backend.capabilities.parallel_blocks,
+            sequential=not self._backend.capabilities.in_parallel(size),
         )
 
     def add_transfers(self, transfers: Sequence[Transfer]) -> None:

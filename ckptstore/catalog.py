@@ -6,6 +6,7 @@ process on any host gets the same answer after any crash.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ckptstore.errors import (
     ConflictError,
     IntegrityError,
     NotFoundError,
+    PlaceNotFoundError,
     UsageError,
     printable,
 )
@@ -46,6 +48,9 @@ MANIFEST_LIMIT = 256 * 1024**2
 """A longer manifest (a checkpoint of some 60 TB) is not read."""
 
 T = TypeVar("T")
+
+_LOOK_AGAIN = (0.1, 0.5, 2.0)
+"""Seconds to wait before looking again for what must be there."""
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +127,8 @@ class Catalog:
             what = f"the store {self.uri} ({MARKER})"
             try:
                 data = self.backend.read(MARKER, document.SIZE_LIMIT)
+            except PlaceNotFoundError:
+                raise
             except NotFoundError:
                 return None
             marker = decode_marker(data, what)
@@ -229,18 +236,30 @@ class Catalog:
                 self.backend.sync([key.rpartition("/")[0]])
                 return True
             raise
-        if created and self.backend.capabilities.exclusive_create:
+        if created and self.backend.is_exclusive():
             return True
-        if not self._is_at(key, data):
+        if not self._is_at(key, data, stands=not created):
             return False
         self.backend.sync([key.rpartition("/")[0]])
         return True
 
-    def _is_at(self, key: str, data: bytes) -> bool:
-        try:
-            return self.backend.read(key, document.SIZE_LIMIT) == data
-        except (NotFoundError, IntegrityError):
-            return False
+    def _is_at(self, key: str, data: bytes, *, stands: bool = False) -> bool:
+        """Whether ``data`` stands at ``key``.
+
+        Args:
+            key, data: What is looked for.
+            stands: The storage has just said that something does. One that then does not find it
+                is asked again: not all that is written can be read in the same moment everywhere.
+        """
+        for pause in (*(_LOOK_AGAIN if stands else ()), None):
+            try:
+                return self.backend.read(key, document.SIZE_LIMIT) == data
+            except IntegrityError:
+                return False
+            except NotFoundError:
+                if pause is not None:
+                    time.sleep(pause)
+        return False
 
     # Runs and records
 

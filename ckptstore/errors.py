@@ -4,6 +4,7 @@
     ├── UsageError              2   the call is wrong: correct it
     ├── PartialError            3   some of it was done: look at what was left out
     ├── NotFoundError           4   no such store, run, checkpoint, file or source
+    │   └── PlaceNotFoundError      no such bucket to have a store in
     ├── IntegrityError          5   stored bytes are not what they must be: fall back or repair
     ├── ConflictError           6   something else is there or in the way: choose, or wait
     │   ├── VoidedError             the save was given up by someone else; save again
@@ -139,6 +140,10 @@ class Damage:
     def __str__(self) -> str:
         where = f", bytes {self.offset}-{self.offset + self.length - 1}" if self.length else ""
         return f"{printable(self.path)}{where}: {self.reason}"
+
+
+class PlaceNotFoundError(NotFoundError):
+    """What a store would lie in (a bucket, a name node's path) does not exist."""
 
 
 class IntegrityError(CkptError):

@@ -42,7 +42,13 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def build(
-        cls, path: str, size: int, blocks: Iterable[str], *, executable: bool = False
+        cls,
+        path: str,
+        size: int,
+        blocks: Iterable[str],
+        *,
+        executable: bool = False,
+        crc64nvme: str | None = None,
     ) -> FileEntry:
         """The entry of a file with these block digests."""
         blocks = tuple(blocks)
@@ -52,6 +58,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             digest=file_digest(size, blocks),
             blocks=blocks,
             exec=executable,
+            crc64nvme=crc64nvme,
         )
 
 

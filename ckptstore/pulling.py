@@ -119,6 +119,7 @@ def pull(
     target.prepare(checkpoint.ref)
     with target.locked():
         target.check(wanted, empty)
+        threads = threads or checkpoint.catalog.backend.capabilities.threads
         mover = Mover(threads=threads, progress=progress, cancel=cancel)
         missing = target.still_missing(wanted, mover)
         try:

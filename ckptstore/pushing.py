@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError, UsageError, printable
 from ckptstore.layout import MANIFEST, Name, RunKeys, is_temporary
@@ -225,6 +227,8 @@ class _Push:
 
     def _hash_stored(self, files: Sequence[tuple[str, str, int]]) -> list[FileEntry | None]:
         backend = self.catalog.backend
+        if backend.capabilities.keeps_checksums:  # to read it from there costs what sending it does
+            return [None for _ in files]
         transfers = [
             Transfer(path, size, open_reader=lambda key=key: backend.open_reader(key))  # type: ignore[misc]
             for path, key, size in files
@@ -258,7 +262,9 @@ class _Push:
             equal = self._equal(pairs)
             intact = self._still_intact([stored for _, stored in equal])
             for (f, stored), whole in zip(equal, intact, strict=True):
-                if whole and self._adopt(save, self.known[f.path], stored.key):
+                crc = stored.entry.crc64nvme
+                entry = msgspec.structs.replace(self.known[f.path], crc64nvme=crc)
+                if whole and self._adopt(save, entry, stored.key):
                     del remaining[f.path]
                     self._progress(f.size)
         save.add_transfers(
@@ -316,6 +322,8 @@ class _Push:
     def _still_intact(self, stored: Sequence[_Stored]) -> list[bool]:
         """Whether each stored file still has the bytes that its entry names."""
         backend = self.catalog.backend
+        if backend.capabilities.keeps_checksums:
+            return [self._has_its_checksum(s) for s in stored]
         transfers = [
             Transfer(
                 s.entry.path,
@@ -329,6 +337,14 @@ class _Push:
             transfers, OnMismatch.STOP
         )
         return [m.entry is not None and not m.damage for m in moved]
+
+    def _has_its_checksum(self, stored: _Stored) -> bool:
+        """Whether the storage keeps the checksum that the file had when it was stored."""
+        wanted = stored.entry.crc64nvme
+        try:
+            return wanted is not None and self.catalog.backend.checksum(stored.key) == wanted
+        except NotFoundError:
+            return False
 
     @staticmethod
     def _adopt(save: Save, entry: FileEntry, key: str) -> bool:

@@ -198,6 +198,7 @@ class Checkpoint:
         """
         transfer = self.transfer(entry, open_writer=lambda: target, only=blocks)
         try:
+            threads = threads or self.catalog.backend.capabilities.threads
             Mover(threads=threads).run([transfer])
         except IntegrityError as error:
             if not error.damage:

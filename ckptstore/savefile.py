@@ -78,7 +78,11 @@ class SaveFile(io.RawIOBase):
                     self._flush_block()
                 self._writer.finish(self._offset)
                 entry = FileEntry.build(
-                    self._path, self._offset, self._blocks, executable=self._executable
+                    self._path,
+                    self._offset,
+                    self._blocks,
+                    executable=self._executable,
+                    crc64nvme=self._writer.crc64nvme,
                 )
                 self._complete(entry, self._offset)
         finally:

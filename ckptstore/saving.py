@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import weakref
 from contextlib import suppress
 from types import TracebackType
@@ -40,6 +41,9 @@ from ckptstore.saveoptions import SaveOptions
 from ckptstore.voiding import discard, ensure_void
 
 log = logging.getLogger(__name__)
+
+_LIST_AGAIN = (0.1, 0.5)
+"""Seconds to wait before listing again: not every storage lists at once what it has taken."""
 
 
 class Save(Adding):
@@ -139,18 +143,28 @@ class Save(Adding):
 
     def _check_arrived(self, manifest: Manifest) -> None:
         """Compare what the storage lists with what shall be committed."""
+        for pause in (*_LIST_AGAIN, None):
+            problem = self._not_arrived(manifest)
+            if problem is None:
+                return
+            self._catalog.check_alive()
+            self._check_not_voided()
+            if pause is None:
+                raise IntegrityError(
+                    f"{problem} although it was stored: nothing is committed",
+                    hint="check the storage; did something delete from it?",
+                )
+            time.sleep(pause)
+
+    def _not_arrived(self, manifest: Manifest) -> str | None:
         root = self._keys.directory(self.name)
         listed = {e.key: e.size for e in self._backend.list(root, recursive=True)}
         for entry in manifest.files:
             size = listed.get(f"{root}/{entry.path}")
             if size != entry.size:
-                self._catalog.check_alive()
-                self._check_not_voided()
                 found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
-                raise IntegrityError(
-                    f"{printable(entry.path)} {found} although it was stored: nothing is committed",
-                    hint="check the storage; did something delete from it?",
-                )
+                return f"{printable(entry.path)} {found}"
+        return None
 
     def _write_whole(self, key: str, data: bytes) -> None:
         writer = self._backend.open_writer(key)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.servers.rclone import Rclone
 from tests.servers.seaweed import SeaweedFS
 from tests.servers.shared import shared, stop_all
 
@@ -17,6 +18,12 @@ FULL = os.environ.get("CKPTSTORE_TEST_FULL") == "1"
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> SeaweedFS:
     """The run's SeaweedFS."""
     return shared(SeaweedFS, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Rclone:
+    """The run's S3 server without conditional requests."""
+    return shared(Rclone, tmp_path_factory)
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,7 +6,7 @@ from ckptstore.backends.base import Backend
 from ckptstore.errors import UsageError, printable
 from ckptstore.uri import StoreURI
 
-SCHEMES = ("file", "memory")
+SCHEMES = ("file", "s3", "memory")
 """The schemes of storage URIs that this version opens."""
 
 
@@ -20,6 +20,13 @@ def open_backend(uri: StoreURI) -> Backend:
         from ckptstore.backends.local import LocalBackend
 
         return LocalBackend.from_uri(uri)
+    if uri.scheme == "s3":
+        try:
+            from ckptstore.backends.s3 import S3Backend
+        except ImportError as error:
+            raise _missing("s3", error) from error
+
+        return S3Backend.from_uri(uri)
     if uri.scheme == "memory":
         from ckptstore.backends.memory import MemoryBackend
 
@@ -27,4 +34,11 @@ def open_backend(uri: StoreURI) -> Backend:
     raise UsageError(
         f"unknown storage scheme {printable(uri.scheme)!r}",
         hint=f"known: a local path, {', '.join(f'{s}://' for s in SCHEMES)}",
+    )
+
+
+def _missing(extra: str, error: ImportError) -> UsageError:
+    return UsageError(
+        f"{extra}:// needs the package {printable(error.name or str(error))!r}",
+        hint=f"pip install 'ckptstore[{extra}]'",
     )

@@ -15,9 +15,9 @@ empty, so the caller checks the store's marker before it believes that there is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,11 @@ class Capabilities:
         moves_no_bytes: ``copy`` does not send the bytes through this machine.
         durable_sync: After ``sync`` (and ``finish``) data survives a power cut.
         parallel_blocks: A writer takes its blocks from several threads in any order.
+        parallel_limit: Up to how many bytes of a file that is so; ``None`` is no limit.
         parallel_reads: How many small reads are worth having in flight at once.
+        threads: How many blocks are worth having in flight at once; 0 is one for each core.
+        keeps_checksums: The storage keeps a checksum with each object, and ``checksum`` tells it
+            without reading the object.
         forbidden: Characters that a path cannot hold here.
     """
 
@@ -41,8 +45,16 @@ class Capabilities:
     moves_no_bytes: bool = True
     durable_sync: bool = True
     parallel_blocks: bool = True
+    parallel_limit: int | None = None
     parallel_reads: int = 1
+    threads: int = 0
+    keeps_checksums: bool = False
     forbidden: str = ""
+
+    def in_parallel(self, size: int) -> bool:
+        """Whether the blocks of a file of ``size`` bytes may be written in any order."""
+        limit = self.parallel_limit
+        return self.parallel_blocks and (limit is None or size <= limit)
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -99,15 +111,36 @@ class Reader(ABC):
         """Let go of it. May be called twice."""
 
 
+class Unfinished(NamedTuple):
+    """An object that somebody began to write and did not finish.
+
+    Attributes:
+        key: The key it would have.
+        started: Seconds since the epoch, by the storage's clock.
+        token: What the storage calls it.
+    """
+
+    key: str
+    started: float
+    token: str
+
+
 class Writer(ABC):
-    """An object being written. Nothing is visible at its key before ``finish`` returns."""
+    """An object being written. Nothing is visible at its key before ``finish`` returns.
+
+    Attributes:
+        crc64nvme: After ``finish``: the checksum that the storage keeps with the object, as 16
+            hexadecimal digits; ``None`` when it keeps none.
+    """
+
+    crc64nvme: str | None = None
 
     @abstractmethod
     def write(self, offset: int, data: memoryview) -> None:
         """Write ``data`` at ``offset``.
 
-        Offsets are multiples of the block size; every block is whole but the last. Where the
-        backend has ``parallel_blocks`` this is called from several threads and in any order;
+        Offsets are multiples of the block size; every block is whole but the last. Where
+        ``Capabilities.in_parallel`` says so this is called from several threads and in any order;
         elsewhere front to back.
         """
 
@@ -175,8 +208,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def open_writer(self, key: str, *, executable: bool = False) -> Writer:
-        """Begin an object at a key that must be free; directories above it are made as needed."""
+    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+        """Begin an object at a key that must be free; directories above it are made as needed.
+
+        Args:
+            key: The key.
+            size: How many bytes it will have; ``None`` when that is not known, and then it is
+                written front to back.
+            executable: The exec bit, where the storage has one.
+        """
 
     @abstractmethod
     def put(self, key: str, data: bytes) -> None:
@@ -191,6 +231,10 @@ class Backend(ABC):
         Returns:
             Whether it was created; ``False`` when the key exists.
         """
+
+    def is_exclusive(self) -> bool:
+        """Whether ``create_exclusive`` is so here. May ask the storage, so only writers call it."""
+        return self.capabilities.exclusive_create
 
     @abstractmethod
     def remove_if(self, key: str, data: bytes) -> bool:
@@ -227,6 +271,24 @@ class Backend(ABC):
     @abstractmethod
     def remove_tree(self, prefix: str) -> None:
         """Remove everything below a directory, and the directory. Missing is no error."""
+
+    def checksum(self, key: str) -> str | None:
+        """The CRC-64/NVME that the storage keeps with an object; ``None`` when it keeps none.
+
+        Raises:
+            NotFoundError: there is no object.
+        """
+        del key
+        return None
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """What was begun below a directory, is not finished, and shows in no listing."""
+        del prefix
+        return ()
+
+    def discard_unfinished(self, uploads: Iterable[Unfinished]) -> None:
+        """Give them up. What was finished or given up meanwhile is no error."""
+        del uploads
 
     @abstractmethod
     def sync(self, directories: Iterable[str]) -> None:

@@ -178,8 +178,9 @@ class LocalBackend(Backend):
         """See :class:`Backend`."""
         return LocalReader(self._path(key))
 
-    def open_writer(self, key: str, *, executable: bool = False) -> Writer:
+    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
         """See :class:`Backend`."""
+        del size
         path = self._path(key)
         with translate_os_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)

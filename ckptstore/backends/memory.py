@@ -108,9 +108,9 @@ class MemoryBackend(Backend):
         """See :class:`Backend`."""
         return _MemoryReader(self._get(key))
 
-    def open_writer(self, key: str, *, executable: bool = False) -> Writer:
+    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
         """See :class:`Backend`."""
-        del executable
+        del size, executable
         return _MemoryWriter(self, key)
 
     def put(self, key: str, data: bytes) -> None:

@@ -92,7 +92,7 @@ def gc(
     """
     catalog = store.catalog
     catalog.require_deletable()
-    if not catalog.backend.capabilities.exclusive_create and not force:
+    if not force and not catalog.backend.is_exclusive():
         raise ConflictError(
             f"the storage of {catalog.uri} cannot create a file exclusively, so a save that is "
             "still running could lose its files",
@@ -159,6 +159,7 @@ class _Collection:
         for held in leases:
             found = records.get(held.name)
             yield from self._lease(held, held.name in directories, found, held.name in trash)
+        yield from self._uploads(leases, records)
         keys = self.keys
         for key in (self.name, keys.commits, keys.trash, keys.leases, keys.lives):
             yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
@@ -214,6 +215,24 @@ class _Collection:
             yield GcAction(key, True, reason, size)
         else:
             yield GcAction(key, False, "it was committed meanwhile", size)
+
+    def _uploads(
+        self, leases: Sequence[HeldLease], records: Mapping[Name, Found]
+    ) -> Iterator[GcAction]:
+        """Uploads that nobody finished: no listing shows them, and they are paid for."""
+        live = {held.name for held in leases if is_live(held, self.now)}
+        for upload in self.catalog.backend.unfinished(self.name):
+            name = Name.parse(upload.key.split("/")[1])
+            age = self.now - upload.started
+            given_up = name is not None and _is_void(records.get(name))
+            if age < max(self.grace, STALE_SECONDS) and not given_up:
+                continue
+            if name in live:
+                yield GcAction(upload.key, False, "a save is writing it")
+                continue
+            if not self.dry_run:
+                self.catalog.backend.discard_unfinished([upload])
+            yield GcAction(upload.key, True, "an upload that was never finished")
 
     def _trashed(
         self, name: Name, held: tuple[Trash | None, bytes], has_files: bool, found: Found | None
@@ -271,6 +290,10 @@ class _Collection:
                 ensure_void(self.catalog, self.name, held.name, "collected: no sign of life")
             self.catalog.backend.delete([held.key])
         yield GcAction(held.key, True, "the lease of a save that has ended")
+
+
+def _is_void(found: Found | None) -> bool:
+    return found is not None and found.is_void
 
 
 def _has_life(held: HeldLease) -> bool:

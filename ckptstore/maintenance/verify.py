@@ -68,6 +68,7 @@ def verify(
     checked = 0
     if deep and not any(d.path == MANIFEST for d in damage):
         transfers = [checkpoint.transfer(entry) for entry in checkpoint.files]
+        threads = threads or checkpoint.catalog.backend.capabilities.threads
         mover = Mover(threads=threads, progress=progress, cancel=cancel)
         moved = mover.run(transfers, OnMismatch.COLLECT)
         damage = [d for m in moved for d in m.damage]

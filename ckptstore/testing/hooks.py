@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from ckptstore.backends.base import Backend, CopyKind, Entries, Entry, Reader, Writer
+from ckptstore.backends.base import (
+    Backend,
+    CopyKind,
+    Entries,
+    Entry,
+    Reader,
+    Unfinished,
+    Writer,
+)
 
 T = TypeVar("T")
 Phase = Literal["before", "after"]
@@ -49,10 +57,12 @@ class HookedBackend(Backend):
         """See :class:`Backend`."""
         return self.around("open_reader", key, lambda: self.inner.open_reader(key))
 
-    def open_writer(self, key: str, *, executable: bool = False) -> Writer:
+    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
         """See :class:`Backend`."""
         writer = self.around(
-            "open_writer", key, lambda: self.inner.open_writer(key, executable=executable)
+            "open_writer",
+            key,
+            lambda: self.inner.open_writer(key, size=size, executable=executable),
         )
         return _HookedWriter(self, key, writer)
 
@@ -97,6 +107,27 @@ class HookedBackend(Backend):
                 lambda directory=directory: self.inner.sync([directory]),  # type: ignore[misc]
             )
 
+    def is_exclusive(self) -> bool:
+        """See :class:`Backend`. It is not one of the operations."""
+        return self.inner.is_exclusive()
+
+    def checksum(self, key: str) -> str | None:
+        """See :class:`Backend`."""
+        return self.around("checksum", key, lambda: self.inner.checksum(key))
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """See :class:`Backend`."""
+        return self.around("unfinished", prefix, lambda: self.inner.unfinished(prefix))
+
+    def discard_unfinished(self, uploads: Iterable[Unfinished]) -> None:
+        """See :class:`Backend`."""
+        for upload in uploads:
+            self.around(
+                "discard_unfinished",
+                upload.key,
+                lambda upload=upload: self.inner.discard_unfinished([upload]),  # type: ignore[misc]
+            )
+
     def set_hint(self, key: str, target: str) -> None:
         """See :class:`Backend`."""
         self.around("set_hint", key, lambda: self.inner.set_hint(key, target))
@@ -128,6 +159,7 @@ class _HookedWriter(Writer):
 
     def finish(self, size: int) -> None:
         self._backend.around("finish", self._key, lambda: self._inner.finish(size))
+        self.crc64nvme = self._inner.crc64nvme
 
     def abort(self) -> None:
         self._inner.abort()

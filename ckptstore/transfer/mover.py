@@ -110,7 +110,7 @@ class Mover:
     """Moves files.
 
     Args:
-        threads: How many blocks are in flight at once.
+        threads: How many blocks are in flight at once; 0 or ``None`` is :func:`default_threads`.
         progress: Told of every block.
         cancel: Set it from any thread to end the work with :class:`CancelledError`.
     """
@@ -266,6 +266,7 @@ class _File:
         self._skip = False
         self._damage: list[Damage] = []
         self._written = 0
+        self._crc64nvme: str | None = None
 
     def _open(self) -> None:
         with self._lock:
@@ -380,6 +381,7 @@ class _File:
             self._reader.check_unchanged()
         if self._writer is not None and not self._skip:
             self._writer.finish(self.transfer.size)
+            self._crc64nvme = self._writer.crc64nvme
             self._writer = None
         self.close()
         if self._completed is not None:
@@ -401,7 +403,11 @@ class _File:
         entry = None
         if len(blocks) == len(self.blocks) and not self._skip:
             entry = FileEntry.build(
-                transfer.path, transfer.size, blocks, executable=transfer.executable
+                transfer.path,
+                transfer.size,
+                blocks,
+                executable=transfer.executable,
+                crc64nvme=self._crc64nvme,
             )
         damage = tuple(sorted(self._damage, key=lambda d: d.offset))
         return Moved(transfer.path, entry, damage, self._written)

@@ -67,13 +67,14 @@ class SeaweedFS(Server):
                 *ports,
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
-                "-volume.max=50",
+                "-volume.max=1000",
                 "-volume.preStopSeconds=0",
                 "-master.electionTimeout=1s",
                 "-master.heartbeatInterval=100ms",
                 "-master.volumeSizeLimitMB=1024",
                 "-master.telemetry=false",
             ],
+            {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},  # by default seven for each bucket
         )
         self.wait_until(self._serves, "weed")
 

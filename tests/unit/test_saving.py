@@ -673,11 +673,13 @@ def test_a_file_that_could_not_be_opened_can_be_tried_again_in_the_same_save() -
     class FailsOnce(MemoryBackend):
         failures = 1
 
-        def open_writer(self, key: str, *, executable: bool = False) -> BackendWriter:
+        def open_writer(
+            self, key: str, *, size: int | None = None, executable: bool = False
+        ) -> BackendWriter:
             if key.endswith("/a") and self.failures:
                 self.failures -= 1
                 raise TemporaryError("not now")
-            return super().open_writer(key, executable=executable)
+            return super().open_writer(key, size=size, executable=executable)
 
     store = Store(FailsOnce(Space()))
     with store.save(RUN, 1) as one:

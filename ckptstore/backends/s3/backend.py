@@ -1,0 +1,450 @@
+"""The backend for buckets.
+
+There are no directories: a key is there or not. Writes are whole or absent by nature, and records
+are created with ``If-None-Match: *``. Nothing is remembered of any listing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from ckptstore.backends.base import (
+    Backend,
+    Capabilities,
+    CopyKind,
+    Entries,
+    Entry,
+    Reader,
+    Unfinished,
+    Writer,
+)
+from ckptstore.backends.s3.checksums import Checksums, crc_of, decode, encode
+from ckptstore.backends.s3.client import S3Client
+from ckptstore.backends.s3.failures import code_of
+from ckptstore.backends.s3.options import S3Options
+from ckptstore.backends.s3.reading import BROKEN, S3Reader, fill
+from ckptstore.backends.s3.writing import MAX_PARTS, PARALLEL_LIMIT, S3Writer
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    PlaceNotFoundError,
+    TemporaryError,
+    printable,
+)
+from ckptstore.ids import random_letters
+from ckptstore.layout import TEMPORARY_PREFIX
+from ckptstore.uri import StoreURI
+
+COPY_PART = 256 * 1024 * 1024
+"""Objects over this size are copied in parts, in parallel: one copy could outlast a deadline."""
+
+_DELETE_BATCH = 1000
+_CONFLICT_ATTEMPTS = 5
+_THREADS = 8
+
+
+class S3Backend(Backend):
+    """A bucket, or what has a prefix in it.
+
+    Args:
+        options: Where, and how.
+        uri: How people name it.
+    """
+
+    def __init__(self, options: S3Options, uri: str) -> None:
+        self.uri = uri
+        self.capabilities = Capabilities(
+            parallel_limit=PARALLEL_LIMIT,
+            parallel_reads=16,
+            threads=_THREADS,
+            keeps_checksums=True,
+        )
+        self.client = S3Client(options)
+        self._checksums = Checksums(self.client)
+        self._exclusive: bool | None = None
+        self._stored_as = {
+            name: value
+            for name, value in (
+                ("StorageClass", options.storage_class),
+                ("ServerSideEncryption", options.sse),
+                ("SSEKMSKeyId", options.sse_kms_key_id),
+            )
+            if value is not None
+        }
+
+    @classmethod
+    def from_uri(cls, uri: StoreURI) -> S3Backend:
+        """The backend that an ``s3`` URI names.
+
+        Raises:
+            UsageError: an option is unknown or cannot be.
+        """
+        return cls(S3Options.from_uri(uri), str(uri))
+
+    # Looking
+
+    def stat(self, key: str) -> Entry | None:
+        """See :class:`Backend`."""
+        found = self._head(key) if key else None
+        if found is not None:
+            return Entry(key, found["ContentLength"], _seconds(found["LastModified"]))
+        page = self._page(f"{key}/" if key else "", MaxKeys=1)
+        if page.get("Contents"):
+            return Entry(key, 0, 0.0, is_directory=True)
+        return None
+
+    def _head(self, key: str) -> dict[str, Any] | None:
+        try:
+            return self.client.call("head_object", key, ChecksumMode="ENABLED")
+        except NotFoundError:
+            return None
+
+    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
+        """See :class:`Backend`."""
+        return [
+            entry
+            for page in self._pages(f"{prefix}/" if prefix else "", recursive=recursive)
+            for entry in self._entries(page)
+        ]
+
+    def _pages(self, prefix: str, *, recursive: bool) -> Iterator[dict[str, Any]]:
+        more = {} if recursive else {"Delimiter": "/"}
+        while True:
+            page = self._page(prefix, **more)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = page.get("NextContinuationToken")
+            if not token or token == more.get("ContinuationToken"):
+                raise CkptError(f"{self.uri}: the server's listing does not go on")
+            more["ContinuationToken"] = token
+
+    def _page(self, prefix: str, **parameters: Any) -> dict[str, Any]:
+        return self.client.call(
+            "list_objects_v2", Prefix=self.client.options.prefix + prefix, **parameters
+        )
+
+    def _entries(self, page: dict[str, Any]) -> Iterator[Entry]:
+        skip = len(self.client.options.prefix)
+        for found in page.get("Contents", ()):
+            key: str = found["Key"][skip:]
+            if key and not key.endswith("/"):  # other programs' marks of empty directories
+                yield Entry(key, found["Size"], _seconds(found["LastModified"]))
+        for found in page.get("CommonPrefixes", ()):
+            yield Entry(found["Prefix"][skip:].rstrip("/"), 0, 0.0, is_directory=True)
+
+    # Reading
+
+    def read(self, key: str, limit: int) -> bytes:
+        """See :class:`Backend`."""
+        return self._get(key, limit)[0]
+
+    def _get(self, key: str, limit: int) -> tuple[bytes, str]:
+        """The bytes of a small object, and its ETag."""
+        problem: Exception | None = None
+        for _ in range(3):  # an answer that breaks off is asked for again
+            answer = self.client.call("get_object", key)
+            size: int = answer["ContentLength"]
+            if size > limit:
+                answer["Body"].close()
+                raise IntegrityError(f"{printable(key)} is {size} bytes long, over {limit}")
+            data = bytearray(size)
+            try:
+                if fill(answer["Body"], memoryview(data)) == size:
+                    return bytes(data), answer["ETag"]
+            except BROKEN as error:
+                problem = error
+        raise TemporaryError(f"{printable(key)}: the server's answers break off") from problem
+
+    def open_reader(self, key: str) -> Reader:
+        """See :class:`Backend`."""
+        found = self.client.call("head_object", key)
+        return S3Reader(self.client, key, found["ContentLength"], found["ETag"])
+
+    def checksum(self, key: str) -> str | None:
+        """See :class:`Backend`."""
+        found = self._head(key)
+        if found is None:
+            raise NotFoundError(f"{self.uri}: there is no object {printable(key)}")
+        return _crc(found)
+
+    # Writing
+
+    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+        """See :class:`Backend`."""
+        del executable  # the manifest knows
+        self.client.require_bucket()
+        looks = not self.is_exclusive()
+        return S3Writer(self.client, self._checksums, key, size, self._stored_as, looks=looks)
+
+    def put(self, key: str, data: bytes) -> None:
+        """See :class:`Backend`."""
+        self.client.require_bucket()
+        self._put(key, data)
+
+    def _put(self, key: str, data: bytes, **condition: str) -> None:
+        try:
+            self._checksums.send(
+                "put_object", key, data, crc_of(data), **condition, **self._stored_as
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise self.client.meaning(error, key) from error
+
+    def create_exclusive(self, key: str, data: bytes) -> bool:
+        """See :class:`Backend`."""
+        self.client.require_bucket()
+        for attempt in range(_CONFLICT_ATTEMPTS):
+            try:
+                self._put(key, data, IfNoneMatch="*")
+            except ConflictError:
+                return False
+            except TemporaryError as error:
+                # Somebody else's request for the key was under way, and may still fail.
+                busy = code_of(error.__cause__)[0] == "ConditionalRequestConflict"  # type: ignore[arg-type]
+                if not busy or attempt == _CONFLICT_ATTEMPTS - 1:
+                    raise
+            else:
+                return True
+        raise AssertionError
+
+    def is_exclusive(self) -> bool:
+        """See :class:`Backend`. Some servers ignore the condition: tried once, on an own key."""
+        if self._exclusive is None:
+            key = TEMPORARY_PREFIX + random_letters()
+            self.client.require_bucket()
+            self._put(key, b"")
+            try:
+                self._put(key, b"", IfNoneMatch="*")
+                self._exclusive = False
+            except ConflictError:
+                self._exclusive = True
+            finally:
+                self.delete([key])
+        return self._exclusive
+
+    def make_directory(self, key: str) -> bool:
+        """See :class:`Backend`. There are none: a name is free where nothing is below it."""
+        return not self._page(f"{key}/", MaxKeys=1).get("Contents")
+
+    def copy(self, source: str, target: str, *, executable: bool = False) -> CopyKind | None:
+        """See :class:`Backend`. The server copies, over 256 MiB in parts and in parallel."""
+        del executable
+        found = self.client.call("head_object", source, ChecksumMode="ENABLED")
+        if not self.is_exclusive() and self._head(target) is not None:
+            raise ConflictError(f"{printable(target)} exists already")
+        size: int = found["ContentLength"]
+        if size <= COPY_PART:
+            self.client.call(
+                "copy_object",
+                target,
+                CopySource=self._source(source),
+                CopySourceIfMatch=found["ETag"],
+                IfNoneMatch="*",
+                **self._stored_as,
+            )
+        else:
+            self._copy_parts(source, target, found)
+        self._check_copy(target, size, _crc(found))
+        return "server"
+
+    def _source(self, key: str) -> dict[str, str]:
+        options = self.client.options
+        return {"Bucket": options.bucket, "Key": options.prefix + key}
+
+    def _copy_parts(self, source: str, target: str, found: dict[str, Any]) -> None:
+        size, crc = found["ContentLength"], decode(found.get("ChecksumCRC64NVME"))
+        checked: dict[str, Any] = {}
+        if crc is not None and found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+            checked = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
+        upload = self.client.call("create_multipart_upload", target, **self._stored_as, **checked)[
+            "UploadId"
+        ]
+        length = max(COPY_PART, -(-size // MAX_PARTS))
+        try:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                parts = list(
+                    pool.map(
+                        lambda start: self._copy_part(source, target, found, upload, start, length),
+                        range(0, size, length),
+                    )
+                )
+            if checked:
+                assert crc is not None
+                checked = {"ChecksumCRC64NVME": encode(crc), "ChecksumType": "FULL_OBJECT"}
+            self.client.call(
+                "complete_multipart_upload",
+                target,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+                **checked,
+            )
+        except BaseException:
+            self.discard_unfinished([Unfinished(target, 0.0, upload)])
+            raise
+
+    def _copy_part(
+        self, source: str, target: str, found: dict[str, Any], upload: str, start: int, length: int
+    ) -> dict[str, Any]:
+        last = min(start + length, found["ContentLength"]) - 1
+        number = start // length + 1
+        answer = self.client.call(
+            "upload_part_copy",
+            target,
+            UploadId=upload,
+            PartNumber=number,
+            CopySource=self._source(source),
+            CopySourceIfMatch=found["ETag"],
+            CopySourceRange=f"bytes={start}-{last}",
+        )
+        return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
+
+    def _check_copy(self, target: str, size: int, crc: str | None) -> None:
+        """Compare size and stored checksum of a copy with its source's."""
+        found = self._head(target)
+        if found is None:
+            raise NotFoundError(f"{printable(target)} was deleted as soon as it was copied")
+        there = _crc(found)
+        if found["ContentLength"] != size or (None not in (crc, there) and crc != there):
+            self.delete([target])
+            raise IntegrityError(f"the server's copy {printable(target)} differs from its source")
+
+    # Removing
+
+    def remove_if(self, key: str, data: bytes) -> bool:
+        """See :class:`Backend`. Deletes only the version that was looked at."""
+        try:
+            there, etag = self._get(key, max(len(data), 1))
+        except (NotFoundError, IntegrityError) as error:
+            if isinstance(error, PlaceNotFoundError):
+                raise
+            return False
+        if there != data:
+            return False
+        try:
+            self.client.raw("delete_object", key, IfMatch=etag)
+        except (BotoCoreError, ClientError) as error:
+            code, status = code_of(error)
+            if status in (404, 412):
+                return False
+            if status == 501 or code == "NotImplemented":
+                self.delete([key])
+                return True
+            raise self.client.meaning(error, key) from error
+        return True
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See :class:`Backend`. A thousand keys a request."""
+        pending = list(keys)
+        for start in range(0, len(pending), _DELETE_BATCH):
+            self._delete(pending[start : start + _DELETE_BATCH])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        if len(keys) == 1:
+            self._delete_one(keys[0])
+            return
+        prefix = self.client.options.prefix
+        named = [{"Key": prefix + key} for key in keys]
+        try:
+            answer = self.client.raw("delete_objects", Delete={"Objects": named, "Quiet": True})
+        except ClientError as error:
+            if code_of(error)[1] not in (400, 405, 501):
+                raise self.client.meaning(error, None) from error
+            # Some servers refuse it, or the checksum that it must have.
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(self._delete_one, keys))
+            return
+        except BotoCoreError as error:
+            raise self.client.meaning(error, None) from error
+        for failed in answer.get("Errors", ()):
+            if failed.get("Code") not in ("NoSuchKey", "NotFound"):
+                # Told by itself, with its own code; what failed for a moment goes away now.
+                self._delete_one(failed["Key"][len(prefix) :])
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            self.client.call("delete_object", key)
+        except NotFoundError as error:
+            if isinstance(error, PlaceNotFoundError):
+                raise
+
+    def remove_tree(self, prefix: str) -> None:
+        """See :class:`Backend`. Unfinished uploads below it end too."""
+        self.discard_unfinished(self.unfinished(prefix))
+        for page in self._pages(f"{prefix}/", recursive=True):
+            self.delete(entry.key for entry in self._entries(page))
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """See :class:`Backend`."""
+        skip = len(self.client.options.prefix)
+        found: list[Unfinished] = []
+        more: dict[str, Any] = {}
+        while True:
+            try:
+                page = self.client.raw(
+                    "list_multipart_uploads",
+                    Prefix=self.client.options.prefix + (f"{prefix}/" if prefix else ""),
+                    **more,
+                )
+            except (BotoCoreError, ClientError) as error:
+                if code_of(error)[1] in (405, 501):
+                    return found
+                raise self.client.meaning(error, None) from error
+            found += [
+                Unfinished(u["Key"][skip:], _seconds(u["Initiated"]), u["UploadId"])
+                for u in page.get("Uploads", ())
+            ]
+            if not page.get("IsTruncated"):
+                return found
+            more = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page["NextUploadIdMarker"],
+            }
+
+    def discard_unfinished(self, uploads: Iterable[Unfinished]) -> None:
+        """See :class:`Backend`."""
+        for upload in uploads:
+            try:
+                self.client.call("abort_multipart_upload", upload.key, UploadId=upload.token)
+            except NotFoundError:
+                continue
+
+    # Time and names
+
+    def sync(self, directories: Iterable[str]) -> None:
+        """See :class:`Backend`. What was answered is durable."""
+
+    def set_hint(self, key: str, target: str) -> None:
+        """See :class:`Backend`."""
+        self.put(key, target.encode() + b"\n")
+
+    def clock(self) -> float:
+        """See :class:`Backend`."""
+        key = TEMPORARY_PREFIX + random_letters()
+        self.put(key, b"")
+        try:
+            return _seconds(self.client.call("head_object", key)["LastModified"])
+        finally:
+            self.delete([key])
+
+    def close(self) -> None:
+        """See :class:`Backend`."""
+        self.client.close()
+
+
+def _seconds(moment: datetime) -> float:
+    return moment.timestamp()
+
+
+def _crc(found: dict[str, Any]) -> str | None:
+    """The stored CRC-64/NVME of the whole object, as in a manifest."""
+    crc = decode(found.get("ChecksumCRC64NVME"))
+    whole = found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    return f"{crc:016x}" if crc is not None and whole else None
