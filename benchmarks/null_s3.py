@@ -94,7 +94,8 @@ class NullS3:
     ) -> None:
         size = len(body) if length is None else length
         connection.sendall(
-            b"HTTP/1.1 200 OK\r\nLast-Modified: Mon, 30 Nov 2026 00:00:00 GMT\r\nContent-Type: application/xml\r\n"
+            b"HTTP/1.1 200 OK\r\nLast-Modified: Mon, 30 Nov 2026 00:00:00 GMT\r\n"
+            b"Content-Type: application/xml\r\n"
             + extra
             + b"Content-Length: %d\r\n\r\n" % size
             + body

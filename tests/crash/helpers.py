@@ -28,7 +28,7 @@ def make_tree(root: Path, seed: int, sizes: dict[str, int] | None = None) -> Pat
     return root
 
 
-def check_store(uri: Path) -> list[str]:
+def check_store(uri: Path | str) -> list[str]:
     """Every commit is whole, to the last byte. Returns their refs."""
     store = ckptstore.open_store(str(uri))
     if not store.exists:

@@ -378,8 +378,16 @@ class S3Backend(Backend):
     def remove_tree(self, prefix: str) -> None:
         """See :class:`Backend`. Unfinished uploads below it end too."""
         self.discard_unfinished(self.unfinished(prefix))
+        directories = {prefix}
         for page in self._pages(f"{prefix}/", recursive=True):
-            self.delete(entry.key for entry in self._entries(page))
+            keys = [entry.key for entry in self._entries(page)]
+            self.delete(keys)
+            for key in keys:
+                while (key := key.rpartition("/")[0]) not in directories:
+                    directories.add(key)
+        # Some servers list directories that are empty, and some programs leave marks of them.
+        deepest_first = sorted(directories, key=lambda key: (-key.count("/"), key))
+        self.delete(f"{key}/" for key in deepest_first)
 
     def unfinished(self, prefix: str) -> Sequence[Unfinished]:
         """See :class:`Backend`."""
@@ -394,7 +402,8 @@ class S3Backend(Backend):
                     **more,
                 )
             except (BotoCoreError, ClientError) as error:
-                if code_of(error)[1] in (405, 501):
+                code, status = code_of(error)
+                if status in (405, 501) or code == "NoSuchUpload":  # it knows of none
                     return found
                 raise self.client.meaning(error, None) from error
             found += [
