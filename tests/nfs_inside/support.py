@@ -8,4 +8,4 @@ from pathlib import Path
 from tests.servers.nfs import INSIDE
 
 MOUNTS = Path(os.environ.get(INSIDE, "/nonexistent"))
-"""Holds ``v3`` and ``v4``, each with the mounts ``a`` and ``b`` of one ext4; ``xfs/a``, ``small/a``."""
+"""Holds ``v3`` and ``v4``, both with mounts ``a`` and ``b`` of an ext4; ``xfs/a``; ``small/a``."""

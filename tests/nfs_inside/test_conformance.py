@@ -1,8 +1,9 @@
-"""The conformance suite on NFS: the backend is one client, and what looks behind its back another."""
+"""The conformance suite on NFS: one client has the backend, another looks behind its back."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,11 +32,16 @@ class OnNfs(BackendConformance):
     def make(self) -> Backend:
         return open_backend(StoreURI.parse(str(self.root)))
 
+    def settle(self, backend: Backend, key: str) -> None:
+        backend.sync([key.rpartition("/")[0]])
+
     def raw_write(self, key: str, data: bytes) -> None:
         path = self.theirs / key
         os.listdir(self.mounts / "b")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+        time.sleep(0.02)  # the tick of the server's clock: a change in the same one stays unseen
+        os.utime(path.parent)
 
     def raw_read(self, key: str) -> bytes | None:
         path = self.mounts / "b"
