@@ -142,7 +142,10 @@ class Save(Adding):
         root = self._keys.directory(self.name)
         listed = {e.key: e.size for e in self._backend.list(root, recursive=True)}
         for entry in manifest.files:
-            size = listed.get(f"{root}/{entry.path}")
+            key = f"{root}/{entry.path}"
+            size = listed.get(key)
+            if size != entry.size:
+                size = self._catalog.size_now(key)
             if size != entry.size:
                 self._catalog.check_alive()
                 self._check_not_voided()

@@ -40,7 +40,11 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LocalReader(Reader):
-    """A file open for ranged reads."""
+    """A file open for ranged reads.
+
+    Attributes:
+        modified: The time it was last written to, when it was opened.
+    """
 
     def __init__(self, path: str) -> None:
         self._what = path
@@ -48,11 +52,18 @@ class LocalReader(Reader):
             self._fd = os.open(path, READ)
         except OSError as error:
             raise open_error(error, path) from error
-        status = os.fstat(self._fd)
-        if not stat_module.S_ISREG(status.st_mode):
+        try:
+            status = os.fstat(self._fd)
+            if not stat_module.S_ISREG(status.st_mode):
+                raise NotFoundError(f"{printable(path)} is not a file")
+        except OSError as error:  # NFS: removed elsewhere a moment ago
             self.close()
-            raise NotFoundError(f"{printable(path)} is not a file")
+            raise from_os_error(error, path) from error
+        except NotFoundError:
+            self.close()
+            raise
         self.size = status.st_size
+        self.modified = status.st_mtime
 
     def fileno(self) -> int:
         """The file descriptor."""

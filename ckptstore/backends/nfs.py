@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -28,11 +27,13 @@ from ckptstore.backends.localfile import LocalReader
 from ckptstore.errors import (
     AccessDeniedError,
     CkptError,
+    NoSpaceError,
     NotFoundError,
     TemporaryError,
     printable,
     translate_os_errors,
 )
+from ckptstore.layout import is_silly
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _FIRST_PAUSE = 0.01
 
 _TICK_SECONDS = 0.02
 """Longer than the tick of any server's clock (10 ms at most)."""
+
+_PAUSES_FOR_SPACE = (0.1, 0.3, 0.6)
 
 
 class NfsBackend(LocalBackend):
@@ -71,11 +74,8 @@ class NfsBackend(LocalBackend):
         if not found.is_directory:
             with suppress(AccessDeniedError):
                 reader = LocalReader(self._path(key))
-                try:
-                    status = os.fstat(reader.fileno())
-                finally:
-                    reader.close()
-                return Entry(key, status.st_size, status.st_mtime)
+                reader.close()
+                return Entry(key, reader.size, reader.modified)
         return found
 
     def list(self, prefix: str, *, recursive: bool = False) -> Entries:
@@ -138,14 +138,14 @@ class NfsBackend(LocalBackend):
 
     def create_exclusive(self, key: str, data: bytes) -> bool:
         """See :class:`Backend`."""
-        created = super().create_exclusive(key, data)
+        created = _with_space(lambda: LocalBackend.create_exclusive(self, key, data))
         if created:
             self._tell([_parent(key)])
         return created
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`Backend`."""
-        super().put(key, data)
+        _with_space(lambda: LocalBackend.put(self, key, data))
         self._tell([_parent(key)])
 
     def remove_if(self, key: str, data: bytes) -> bool:
@@ -217,22 +217,31 @@ class NfsReader(LocalReader):
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
-            again = LocalReader(self._what)
-            try:
-                if again.size != self.size:
-                    raise TemporaryError(f"{printable(self._what)} was replaced while it was read")
-                os.dup2(again.fileno(), self._fd, inheritable=False)
-            finally:
-                again.close()
+            self._open_again()
         return os.preadv(self._fd, [buffer], offset)
 
+    def _open_again(self) -> None:
+        again = LocalReader(self._what)
+        try:
+            if again.size != self.size:
+                raise TemporaryError(f"{printable(self._what)} was replaced while it was read")
+            os.dup2(again.fileno(), self._fd, inheritable=False)
+        finally:
+            again.close()
 
-_SILLY = re.compile(r"\.nfs[0-9a-f]{24}")
 
+def _with_space(call: Callable[[], T]) -> T:
+    """Do it, with patience when the disk is full.
 
-def is_silly(key: str) -> bool:
-    """Whether an NFS client named this file: it was removed while a process had it open."""
-    return _SILLY.fullmatch(key.rpartition("/")[2]) is not None
+    The files of a save that failed for lack of space have just been removed, and the server frees
+    them a moment later; the void that gives the save up must not fail for that.
+    """
+    for pause in _PAUSES_FOR_SPACE:
+        try:
+            return call()
+        except NoSpaceError:
+            time.sleep(pause)
+    return call()
 
 
 def _is_stale(error: CkptError) -> bool:

@@ -14,7 +14,8 @@ set -ex
 
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-for place in /run /mnt /var/lib/nfs; do mount -t tmpfs tmpfs $place; done
+mkdir -p /dev/shm  # this kernel's own /dev
+for place in /run /mnt /var/lib/nfs /dev/shm; do mount -t tmpfs tmpfs $place; done
 hostname nfs-test
 ip link set lo up
 
