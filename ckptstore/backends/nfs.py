@@ -58,6 +58,7 @@ class NfsBackend(LocalBackend):
     def __init__(self, root: str, *, dedupe: Dedupe = "reflink") -> None:
         super().__init__(root, dedupe=dedupe)
         self.capabilities = Capabilities(parallel_reads=16)  # each waits for several answers
+        self._told: set[str] = set()
 
     # Reading: all of it can be done again.
 
@@ -169,12 +170,25 @@ class NfsBackend(LocalBackend):
         self._tell(directories)
 
     def _tell(self, directories: Iterable[str]) -> None:
-        """Touch directories, when the tick in which their names changed is over."""
-        paths = [self._path(key) for key in directories]
-        if paths:
+        """Touch directories, when the tick in which their names changed is over.
+
+        A directory that was not touched from here before may be new, and then so is its name in the
+        one above it.
+        """
+        changed: set[str] = set()
+        for key in directories:
+            changed.add(key)
+            above = key
+            while above and above not in self._told:
+                self._told.add(above)
+                above = _parent(above)
+                changed.add(above)
+        if changed:
             time.sleep(_TICK_SECONDS)
-        for path in paths:
-            with translate_os_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+        for path in map(self._path, changed):
+            # Where it may not be touched nothing was changed either; what is gone needs no touch.
+            unchanged = (PermissionError, FileNotFoundError, NotADirectoryError)
+            with translate_os_errors(path), suppress(*unchanged):
                 os.utime(path)
 
     def remove_tree(self, prefix: str) -> None:

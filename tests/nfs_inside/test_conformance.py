@@ -41,7 +41,9 @@ class OnNfs(BackendConformance):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         time.sleep(0.02)  # the tick of the server's clock: a change in the same one stays unseen
-        os.utime(path.parent)
+        while path != self.theirs:
+            path = path.parent
+            os.utime(path)
 
     def raw_read(self, key: str) -> bytes | None:
         path = self.mounts / "b"

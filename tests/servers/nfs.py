@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,10 @@ class Outcome:
 
 
 class NFS(Server):
-    """A kernel with an NFS server, and two clients for each version of the protocol."""
+    """A kernel with an NFS server, and two clients for each version of the protocol.
+
+    Its disks end with it: ``start`` after ``stop`` begins with empty ones.
+    """
 
     name: ClassVar[str] = "NFS in User-Mode Linux"
 
@@ -67,11 +71,14 @@ class NFS(Server):
     def start(self) -> None:
         (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
         (self.folder / "jobs/ready").unlink(missing_ok=True)
+        disks = self._disks()
+        arguments = [str(self.folder), sys.executable, "xfs" if len(disks) > 2 else ""]
         here = f'"{self.folder}/init"'
         script = self.folder / "init"
         script.write_text(
-            f"#!/bin/sh\nexec sh '{REPOSITORY}/tests/servers/nfs_boot.sh' '{self.folder}' "
-            f"'{sys.executable}'\n"
+            "#!/bin/sh\nexec "
+            + shlex.join(["sh", f"{REPOSITORY}/tests/servers/nfs_boot.sh", *arguments])
+            + "\n"
         )
         script.chmod(0o755)
         self.launch(
@@ -90,7 +97,7 @@ class NFS(Server):
                 "con=null",
                 "con0=null,fd:1",
                 "quiet",
-                *(f"ubd{i}={disk.name}" for i, disk in enumerate(self._disks())),
+                *(f"ubd{i}={disk.name}" for i, disk in enumerate(disks)),
             ],
             {"PATH": f"{_PATH}:{os.environ.get('PATH', '')}"},
         )
@@ -101,9 +108,12 @@ class NFS(Server):
             said = log.read_text(errors="replace")[-3000:] if log.exists() else ""
             self.kill()
             raise RuntimeError(f"{error}\n{said}") from None
+        finally:
+            for disk in disks:  # the kernel has them open; with it they are gone
+                disk.unlink()
 
     def _disks(self) -> list[Path]:
-        """Sparse images, made once: an ext4, a small ext4, and an XFS if it can be made."""
+        """Sparse images: an ext4, a small ext4, and an XFS if it can be made."""
         made = []
         for name, size, make in (
             ("ext4", "2G", ["mkfs.ext4", "-q", "-F"]),
@@ -114,9 +124,8 @@ class NFS(Server):
             program = shutil.which(make[0], path=_PATH)
             if program is None:
                 continue
-            if not image.exists():
-                subprocess.run(["truncate", "-s", size, image], check=True)
-                subprocess.run([program, *make[1:], image], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(["truncate", "-s", size, image], check=True)
+            subprocess.run([program, *make[1:], image], check=True, stdout=subprocess.DEVNULL)
             made.append(image)
         return made
 

@@ -1,12 +1,12 @@
 # The first program inside User-Mode Linux: an NFS server, and two clients of it that share nothing.
 #
-#   sh nfs_boot.sh FOLDER PYTHON
+#   sh nfs_boot.sh FOLDER PYTHON [xfs]
 #
 # The root file system is the host's own, writable: nothing is made outside tmpfs and FOLDER.
 # /mnt/nfs/{v3,v4}/{a,b} are the clients' mounts of an ext4, /mnt/nfs/xfs/a is one of an XFS (which
 # has reflinks; missing without xfsprogs), /mnt/nfs/small/a one of a disk of 24 MB.
 
-folder=$1 python=$2
+folder=$1 python=$2 xfs=$3
 exec >>"$folder/boot.log" 2>&1
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 trap 'echo o >/proc/sysrq-trigger; sleep 60' EXIT
@@ -29,7 +29,7 @@ mkdir -p /mnt/export /mnt/tmp
 mount -t ext4 /dev/ubda /mnt/export
 mkdir -p /mnt/export/small /mnt/export/xfs
 mount -t ext4 /dev/ubdb /mnt/export/small
-[ ! -e "$folder/xfs" ] || mount -t xfs /dev/ubdc /mnt/export/xfs
+[ -z "$xfs" ] || mount -t xfs /dev/ubdc /mnt/export/xfs
 chmod 777 /mnt/export /mnt/export/*
 
 # The server. A grace period of 90 seconds, the default, would be spent waiting for nobody.
@@ -40,7 +40,7 @@ mount -t rpc_pipefs rpc_pipefs /var/lib/nfs/rpc_pipefs
 options=rw,no_root_squash,no_subtree_check,insecure
 exportfs -i -o $options,fsid=0 127.0.0.0/8:/mnt/export
 exportfs -i -o $options,fsid=1 127.0.0.0/8:/mnt/export/small
-exportfs -i -o $options,fsid=2 127.0.0.0/8:/mnt/export/xfs
+[ -z "$xfs" ] || exportfs -i -o $options,fsid=2 127.0.0.0/8:/mnt/export/xfs
 rpcbind -w
 rpc.statd --no-notify
 rpc.mountd
@@ -56,7 +56,7 @@ echo client-a >/sys/module/nfs/parameters/nfs4_unique_id
 client a 3 /mnt/export v3
 client a 4.2 / v4
 client a 4.2 /small small
-[ ! -e "$folder/xfs" ] || client a 4.2 /xfs xfs
+[ -z "$xfs" ] || client a 4.2 /xfs xfs
 address=127.0.0.2
 echo client-b >/sys/module/nfs/parameters/nfs4_unique_id
 client b 3 /mnt/export v3
