@@ -18,7 +18,6 @@ _SAMPLE = {
     "test_zeros_may_be_skipped_and_read_as_zeros": 1,
     "test_the_command_on_one_client_and_a_pull_onto_nfs_on_the_other": 1,
     "test_a_save_killed_on_one_client_is_absent_or_whole_on_the_other": 1,
-    "test_a_size_listed_while_a_file_grew_is_no_damage_later": 1,
 }
 """Tests that take long, and how many variants of each (versions and parameters) are a sample."""
 
