@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -347,3 +348,47 @@ def test_without_links_a_creation_is_still_exclusive(
     assert backend(clients.a).create_exclusive("commits/x", b"one") is True
     assert backend(clients.b).create_exclusive("commits/x", b"two") is False
     assert backend(clients.b).read("commits/x", 10) == b"one"
+
+
+@pytest.fixture
+def no_server() -> Iterator[Callable[[], None]]:
+    """Ends the server when it is called; it is there again afterwards."""
+    start = ["rpc.nfsd", "-G", "10", "-L", "10", "4"]
+    ended = []
+
+    def end() -> None:
+        subprocess.run(["rpc.nfsd", "0"], check=True)
+        ended.append(threading.Timer(5, subprocess.run, [start]))
+        ended[-1].start()
+
+    yield end
+    for timer in ended:
+        timer.join()
+
+
+@pytest.mark.skipif(not FULL, reason="the other tests wait meanwhile (CKPTSTORE_TEST_FULL=1)")
+def test_while_the_server_is_away_a_hard_mount_waits_and_a_soft_one_says_try_again(
+    clients: Clients, tmp_path: Path, no_server: Callable[[], None]
+) -> None:
+    root = clients.a / "store"
+    clients.a.mkdir()
+    tree = make_tree(tmp_path / "tree", 1)
+    ckptstore.open_store(str(root)).push(tree, RUN, 1, ONE)
+    soft = tmp_path / "soft"
+    soft.mkdir()
+    source, version = ("/mnt/export", "3") if clients.version == "v3" else ("/", "4.2")
+    options = f"vers={version},soft,timeo=5,retrans=1,nosharecache,proto=tcp"
+    mount = ["mount", "-t", "nfs", "-o", options, f"127.0.0.3:{source}", str(soft)]
+    subprocess.run(mount, check=True)
+    onlooker = ckptstore.open_store(str(soft / clients.a.name / "store"))
+    assert [row.ref for row in onlooker.rows()] == [f"{RUN}@1"]
+    checkpoint = onlooker.get(RUN, step=1)
+    no_server()
+    with pytest.raises(TemporaryError):
+        onlooker.list(RUN)
+    with pytest.raises(TemporaryError):
+        verify(checkpoint, deep=True)
+    ckptstore.open_store(str(root)).push(tree, RUN, 2, ONE)  # waits
+    assert check_store(clients.b / "store") == [f"{RUN}@1", f"{RUN}@2"]
+    assert not verify(checkpoint, deep=True).damage
+    subprocess.run(["umount", "-f", "-l", str(soft)], check=True)
