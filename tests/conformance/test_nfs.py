@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import FULL
 from tests.servers.nfs import NFS
 
-SECONDS = 600
+SECONDS = 1500 if FULL else 600
 
 
 @pytest.mark.parametrize("module", ["conformance", "clients"])

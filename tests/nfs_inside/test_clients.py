@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,13 +120,14 @@ def test_one_of_sixteen_creators_on_two_clients_wins(clients: Clients) -> None:
             assert racers[0].read(key, 10) == winner == racers[1].read(key, 10)
 
 
+@pytest.mark.timeout(900)
 def test_a_save_killed_on_one_client_is_absent_or_whole_on_the_other(
     clients: Clients, tmp_path: Path
 ) -> None:
     tree = make_tree(tmp_path / "tree", 1)
     ours = ckptstore.open_store(str(clients.b))
     rng = random.Random(5)
-    points = range(0, 80, 2) if FULL else sorted(rng.sample(range(60), 2))
+    points = range(0, 80, 4) if FULL else sorted(rng.sample(range(60), 2))
     for step, point in enumerate(points, 1):
         (tree / "cfg.json").write_bytes(b"%d" % step)
 
@@ -350,25 +351,23 @@ def test_without_links_a_creation_is_still_exclusive(
     assert backend(clients.b).read("commits/x", 10) == b"one"
 
 
+def serve(threads: int) -> None:
+    """The server, with so many threads; it is away with none."""
+    subprocess.run(["rpc.nfsd", "-G", "10", "-L", "10", str(threads)], check=True)
+
+
 @pytest.fixture
-def no_server() -> Iterator[Callable[[], None]]:
-    """Ends the server when it is called; it is there again afterwards."""
-    start = ["rpc.nfsd", "-G", "10", "-L", "10", "4"]
-    ended = []
-
-    def end() -> None:
-        subprocess.run(["rpc.nfsd", "0"], check=True)
-        ended.append(threading.Timer(5, subprocess.run, [start]))
-        ended[-1].start()
-
-    yield end
-    for timer in ended:
-        timer.join()
+def server_again() -> Iterator[threading.Timer]:
+    """To be started when something waits for the server; it is there again in any case."""
+    timer = threading.Timer(3, serve, [4])
+    yield timer
+    timer.cancel()
+    serve(4)
 
 
 @pytest.mark.skipif(not FULL, reason="the other tests wait meanwhile (CKPTSTORE_TEST_FULL=1)")
 def test_while_the_server_is_away_a_hard_mount_waits_and_a_soft_one_says_try_again(
-    clients: Clients, tmp_path: Path, no_server: Callable[[], None]
+    clients: Clients, tmp_path: Path, server_again: threading.Timer
 ) -> None:
     root = clients.a / "store"
     clients.a.mkdir()
@@ -383,11 +382,12 @@ def test_while_the_server_is_away_a_hard_mount_waits_and_a_soft_one_says_try_aga
     onlooker = ckptstore.open_store(str(soft / clients.a.name / "store"))
     assert [row.ref for row in onlooker.rows()] == [f"{RUN}@1"]
     checkpoint = onlooker.get(RUN, step=1)
-    no_server()
+    serve(0)
     with pytest.raises(TemporaryError):
         onlooker.list(RUN)
     with pytest.raises(TemporaryError):
         verify(checkpoint, deep=True)
+    server_again.start()
     ckptstore.open_store(str(root)).push(tree, RUN, 2, ONE)  # waits
     assert check_store(clients.b / "store") == [f"{RUN}@1", f"{RUN}@2"]
     assert not verify(checkpoint, deep=True).damage
