@@ -343,6 +343,14 @@ class Catalog:
             raise IntegrityError(f"{what} does not fit its record")
         return manifest
 
+    def size_now(self, key: str) -> int | None:
+        """How long a file is, where a listing may be some seconds old; ``None``: there is none."""
+        try:
+            found = self.backend.stat(key)
+        except IntegrityError:  # a directory on the way is a symbolic link
+            return None
+        return None if found is None else found.size
+
     # What is not committed
 
     def newest(self, run: str, step: int | None = None) -> Found | None:

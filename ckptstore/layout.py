@@ -33,6 +33,7 @@ _NAME = re.compile(
     r"([0-9]{5}|[1-9][0-9]{5,11})-step-([0-9]{8}|[1-9][0-9]{8,14})-([a-z]{8})", re.ASCII
 )
 _LIFE = re.compile(r"([0-9]{5}|[1-9][0-9]{5,8})\.json", re.ASCII)
+_SILLY = re.compile(r"\.nfs[0-9a-f]{24}")
 _RESERVED_RUNS = {MIRRORS, MARKER.lower()}
 
 
@@ -193,6 +194,14 @@ def is_temporary(key: str) -> bool:
     return key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
 
 
+def is_silly(key: str) -> bool:
+    """Whether an NFS client named this file: it was removed while a process had it open.
+
+    (The kernel calls it a silly rename.) It goes when it is closed, so it is not part of anything.
+    """
+    return _SILLY.fullmatch(key.rpartition("/")[2]) is not None
+
+
 def record_name(file_name: str) -> Name | None:
     """The checkpoint that ``commits/<file_name>`` or ``trash/<file_name>`` is about."""
     return Name.parse(file_name[:-5]) if file_name.endswith(".json") else None
@@ -261,6 +270,8 @@ def check_new_path(path: str) -> None:
     reserved = (TEMPORARY_PREFIX, STAGING_PREFIX)
     if problem is None and any(p.startswith(reserved) for p in path.split("/")):
         problem = f"has a part that starts with one of {', '.join(reserved)}, which are ours"
+    if problem is None and is_silly(path):
+        problem = "has a name that NFS gives to a file that was removed while it was open"
     if problem is not None:
         raise UsageError(
             f"{printable(path)!r} {problem} and cannot be stored", hint="rename it, or leave it out"

@@ -218,6 +218,8 @@ class Checkpoint:
         damage = []
         for entry in files:
             size = sizes.get(entry.path)
+            if size != entry.size:
+                size = self.catalog.size_now(self.key(entry.path))
             if size is None:
                 damage.append(Damage(entry.path, 0, 0, "missing"))
             elif size != entry.size:

@@ -160,7 +160,10 @@ class Save(Adding):
         root = self._keys.directory(self.name)
         listed = {e.key: e.size for e in self._backend.list(root, recursive=True)}
         for entry in manifest.files:
-            size = listed.get(f"{root}/{entry.path}")
+            key = f"{root}/{entry.path}"
+            size = listed.get(key)
+            if size != entry.size:
+                size = self._catalog.size_now(key)
             if size != entry.size:
                 found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
                 return f"{printable(entry.path)} {found}"

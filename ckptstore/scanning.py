@@ -9,6 +9,7 @@ import re
 import stat as stat_module
 from dataclasses import dataclass, field
 
+from ckptstore.backends.localfile import is_on_nfs
 from ckptstore.errors import (
     ConflictError,
     NotFoundError,
@@ -16,7 +17,7 @@ from ckptstore.errors import (
     printable,
     translate_os_errors,
 )
-from ckptstore.layout import check_new_path
+from ckptstore.layout import check_new_path, is_silly
 from ckptstore.transfer import SourceIdentity
 
 
@@ -69,7 +70,8 @@ class Scan:
 def scan(directory: str | os.PathLike[str]) -> Scan:
     """Everything in ``directory`` that a push stores.
 
-    A symbolic link inside the directory stands for what it points to, if that is inside too.
+    A symbolic link inside the directory stands for what it points to, if that is inside too. What
+    NFS keeps of a file that was removed while it was open (``.nfs…``) is left out.
 
     Raises:
         NotFoundError: there is no such directory.
@@ -142,10 +144,11 @@ class _Walk:
         self._root = root
         self._found = found
         self._bad_links = bad_links
+        self._on_nfs = is_on_nfs(root)
 
     def directory(self, real: str, prefix: str, ancestors: tuple[str, ...]) -> None:
         with translate_os_errors(real), os.scandir(real) as entries:
-            listed = sorted(entries, key=lambda e: e.name)
+            listed = sorted((e for e in entries if not is_silly(e.name)), key=lambda e: e.name)
         if not listed and prefix:
             self._found.empty_directories.append(prefix.rstrip("/"))
         for entry in listed:
@@ -184,4 +187,5 @@ class _Walk:
                 f"{printable(path)} is neither a file nor a directory and cannot be stored"
             )
         executable = bool(status.st_mode & 0o100)
-        self._found.files.append(ScannedFile(path, real, SourceIdentity.of(status), executable))
+        identity = SourceIdentity.now(real) if self._on_nfs else SourceIdentity.of(status)
+        self._found.files.append(ScannedFile(path, real, identity, executable))

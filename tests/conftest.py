@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.servers.nfs import NFS
 from tests.servers.rclone import Rclone
 from tests.servers.seaweed import SeaweedFS
 from tests.servers.shared import shared, stop_all
@@ -24,6 +25,12 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> SeaweedFS:
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Rclone:
     """The run's S3 server without conditional requests."""
     return shared(Rclone, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def nfs(tmp_path_factory: pytest.TempPathFactory) -> NFS:
+    """The run's NFS server and clients."""
+    return shared(NFS, tmp_path_factory)
 
 
 @pytest.hookimpl(trylast=True)

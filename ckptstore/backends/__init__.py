@@ -11,14 +11,19 @@ SCHEMES = ("file", "s3", "memory")
 
 
 def open_backend(uri: StoreURI) -> Backend:
-    """The backend for a storage URI. Touches nothing yet.
+    """The backend for a storage URI. Touches nothing yet; of a path it asks which file system.
 
     Raises:
         UsageError: the scheme or an option is unknown.
     """
     if uri.scheme == "file":
         from ckptstore.backends.local import LocalBackend
+        from ckptstore.backends.localfile import is_on_nfs
 
+        if is_on_nfs(uri.path):
+            from ckptstore.backends.nfs import NfsBackend
+
+            return NfsBackend.from_uri(uri)
         return LocalBackend.from_uri(uri)
     if uri.scheme == "s3":
         try:

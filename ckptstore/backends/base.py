@@ -156,6 +156,9 @@ class Writer(ABC):
     def finish(self, size: int) -> None:
         """Make the object of ``size`` bytes complete, durable and visible at its key.
 
+        Where clients remember what they listed (NFS), the others see it at the latest after the
+        ``sync`` of its directory.
+
         Raises:
             ConflictError: the key exists. It is left as it was.
         """
@@ -187,7 +190,8 @@ class Backend(ABC):
         Not recursive: the entries directly below, directories included. Recursive: all files at any
         depth, without directories. Empty when there is no such directory. Keys created or deleted
         during the call may or may not be in it. What is neither a file nor a directory (a
-        symbolic link, a FIFO) is shown with a size of -1 and never followed or read.
+        symbolic link, a FIFO) is shown with a size of -1 and never followed or read. A size may be
+        that of some seconds ago, where another client wrote the file; ``stat`` asks for it.
         """
 
     @abstractmethod
@@ -292,7 +296,7 @@ class Backend(ABC):
 
     @abstractmethod
     def sync(self, directories: Iterable[str]) -> None:
-        """Make the names in these directories survive a power cut."""
+        """Make the names in these directories survive a power cut, and show to all clients."""
 
     @abstractmethod
     def set_hint(self, key: str, target: str) -> None:

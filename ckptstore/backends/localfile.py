@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import stat as stat_module
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -24,11 +25,13 @@ from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.ids import random_letters
 from ckptstore.layout import TEMPORARY_PREFIX
 
-NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
+_ENOTSUPP = 524  # the kernel's own, which NFS lets through
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS, _ENOTSUPP}
 """What ``link`` says where it cannot link at all."""
 
 _SYNC_FILE_RANGE_WRITE = 2
-_sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
+_libc = ctypes.CDLL(None, use_errno=True)
+_sync_file_range: Any = getattr(_libc, "sync_file_range", None)  # Linux has it
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
@@ -37,7 +40,11 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LocalReader(Reader):
-    """A file open for ranged reads."""
+    """A file open for ranged reads.
+
+    Attributes:
+        modified: The time it was last written to, when it was opened.
+    """
 
     def __init__(self, path: str) -> None:
         self._what = path
@@ -45,11 +52,18 @@ class LocalReader(Reader):
             self._fd = os.open(path, READ)
         except OSError as error:
             raise open_error(error, path) from error
-        status = os.fstat(self._fd)
-        if not stat_module.S_ISREG(status.st_mode):
+        try:
+            status = os.fstat(self._fd)
+            if not stat_module.S_ISREG(status.st_mode):
+                raise NotFoundError(f"{printable(path)} is not a file")
+        except OSError as error:  # NFS: removed elsewhere a moment ago
             self.close()
-            raise NotFoundError(f"{printable(path)} is not a file")
+            raise from_os_error(error, path) from error
+        except NotFoundError:
+            self.close()
+            raise
         self.size = status.st_size
+        self.modified = status.st_mtime
 
     def fileno(self) -> int:
         """The file descriptor."""
@@ -60,18 +74,21 @@ class LocalReader(Reader):
         done = 0
         with translate_os_errors(self._what):
             while done < len(buffer):
-                try:
-                    count = os.preadv(self._fd, [buffer[done:]], offset + done)
-                except OSError as error:
-                    if error.errno == errno.EIO:
-                        raise IntegrityError(
-                            f"{printable(self._what)} cannot be read: {error.strerror}"
-                        ) from error
-                    raise
+                count = self._pread(buffer[done:], offset + done)
                 if count == 0:
                     break
                 done += count
         return done
+
+    def _pread(self, buffer: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self._fd, [buffer], offset)
+        except OSError as error:
+            if error.errno == errno.EIO:  # on a disk that is damage
+                raise IntegrityError(
+                    f"{printable(self._what)} cannot be read: {error.strerror}"
+                ) from error
+            raise
 
     def close(self) -> None:
         """See :class:`Reader`."""
@@ -109,23 +126,45 @@ class LocalWriter(Writer):
         with translate_os_errors(self._path):
             os.ftruncate(self._fd, size)
             os.fsync(self._fd)
+            self._close()  # before the unlink: NFS keeps what is removed while it is open
             try:
                 link_or_copy(self._temporary, self._path)
             except FileExistsError:
                 raise ConflictError(f"{printable(self._path)} exists already") from None
             os.unlink(self._temporary)
             self._temporary = None
-        self.abort()
 
     def abort(self) -> None:
         """See :class:`Writer`."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1  # first: an interrupt here must not close it twice
-            os.close(fd)
+        with suppress(OSError):  # NFS says here that the disk is full: too late to matter
+            self._close()
         if self._temporary is not None:
             with translate_os_errors(self._path), suppress(FileNotFoundError):
                 os.unlink(self._temporary)
             self._temporary = None
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1  # first: an interrupt here must not close it twice
+            os.close(fd)
+
+
+_NFS = 0x6969
+
+
+def is_on_nfs(path: str) -> bool:
+    """Whether ``path`` is, or would be made, on NFS; one that does not answer counts as NFS."""
+    buffer = ctypes.create_string_buffer(512)  # a struct statfs, which begins with the type
+    statfs: Any = getattr(_libc, "statfs", None)
+    if sys.platform != "linux" or statfs is None:
+        return False
+    while statfs(os.fsencode(path), buffer) != 0:
+        if ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            return True
+        if path in ("/", ""):
+            return False
+        path = os.path.dirname(path)
+    return ctypes.c_long.from_buffer(buffer).value == _NFS
 
 
 def open_error(error: OSError, path: str) -> CkptError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ckptstore.backends.localfile import LocalReader
+from ckptstore.backends.localfile import READ, LocalReader
 from ckptstore.errors import SourceChangedError, printable
 
 
@@ -26,10 +26,28 @@ class SourceIdentity:
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
 
+    @classmethod
+    def now(cls, path: str) -> SourceIdentity:
+        """The identity of what is at ``path``. It is opened: by name, NFS can tell old news.
+
+        Raises:
+            OSError: there is nothing.
+        """
+        try:
+            fd = os.open(path, READ)
+        except FileNotFoundError:
+            raise
+        except OSError:  # it is no file any more, or may not be read
+            return cls.of(os.lstat(path))
+        try:
+            return cls.of(os.fstat(fd))
+        finally:
+            os.close(fd)
+
     def check(self, path: str) -> None:
         """Raise :class:`SourceChangedError` when the file at ``path`` is not this any more."""
         try:
-            now = SourceIdentity.of(os.lstat(path))
+            now = SourceIdentity.now(path)
         except FileNotFoundError:
             raise _changed(path, "vanished") from None
         if now != self:

@@ -25,6 +25,8 @@ _loader = create_loader()  # what S3's API looks like: large, and the same for e
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threading.Lock()
+
+
 _loader = create_loader()  # what S3's API looks like: large, and the same for every client
 
 

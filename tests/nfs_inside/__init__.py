@@ -1,0 +1,1 @@
+"""Tests that run inside User-Mode Linux, on NFS mounts (``tests/servers/nfs.py``)."""
