@@ -143,7 +143,9 @@ class Damage:
 
 
 class PlaceNotFoundError(NotFoundError):
-    """What a store would lie in (a bucket, a name node's path) does not exist."""
+    """What a store would lie in (a bucket) does not exist."""
+
+    kind = "place-not-found"
 
 
 class IntegrityError(CkptError):

@@ -17,6 +17,7 @@ from ckptstore.errors import (
     IntegrityError,
     NoSpaceError,
     NotFoundError,
+    PlaceNotFoundError,
     PartialError,
     SourceChangedError,
     SupersededError,
@@ -43,6 +44,7 @@ ALL = [
         (UsageError, 2),
         (PartialError, 3),
         (NotFoundError, 4),
+        (PlaceNotFoundError, 4),
         (IntegrityError, 5),
         (ConflictError, 6),
         (VoidedError, 6),
@@ -59,7 +61,7 @@ def test_each_error_has_its_stable_exit_code(kind: type[CkptError], code: int) -
 
 
 def test_the_kinds_are_told_apart_by_name() -> None:
-    assert len({kind.kind for kind in ALL}) == len(ALL) == 13
+    assert len({kind.kind for kind in ALL}) == len(ALL) == 14
 
 
 def test_an_error_carries_its_hint_and_nothing_without_one() -> None:
