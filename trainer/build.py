@@ -22,6 +22,7 @@ from trainer.rewards import load_reward, score
 from trainer.roles import Learner
 from trainer.rollout.base import Rollout
 from trainer.rollout.hf import HfRollout
+from trainer.rollout.shared import SharedRollout, consecutive_ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -173,7 +174,7 @@ def build_rollout(
     if rollout.engine == "vllm":
         from trainer.rollout.vllm import VllmRollout
 
-        return VllmRollout(
+        engine = VllmRollout(
             path,
             config.model,
             rollout,
@@ -183,6 +184,10 @@ def build_rollout(
             seed=config.trainer.seed,
             ranks=comm.size,
         )
+        shards = rollout.tensor_parallel_size
+        if shards == 1:
+            return engine
+        return SharedRollout(engine, consecutive_ranks(shards, config.trainer.nccl_timeout))
     return HfRollout(
         models.load_policy(path, config.model, weights=False),
         comm.device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,5 +148,43 @@ def test_two_ranks_with_an_engine_each(vllm_lab: Lab, tmp_path: Path, settings: 
     gate = {"GATE": in_step(4, share=2)}
     caught(killed, *(killed.start(env={**ours, **gate}) for ours in rank_variables(2)))
     for ended in killed.run_ranks(2):
+        ended.ok()
+    killed.same_as(whole, 6)
+
+
+SHARED = (
+    "rollout.tensor_parallel_size=2",
+    "data.val_batch_size=17",  # the last of the 18 is alone in its batch: a rank has none
+    "actor.mini_batch_size=12",
+)
+
+
+def test_ranks_that_share_an_engine_resume_exactly(
+    vllm_lab: Lab, tmp_path: Path, settings: list[str]
+) -> None:
+    whole = Training(vllm_lab, tmp_path / "whole", [*settings, *SHARED])
+    for ended in whole.run_ranks(2):
+        ended.ok()
+    facts = whole.facts()
+    assert all(0 < f["rollout/logprob_diff"] < 1e-5 for f in facts)
+    assert len({f["digest/actor"] for f in facts}) == 6
+    again = Training(vllm_lab, tmp_path / "again", [*settings, *SHARED])
+    shutil.copytree(whole.directory, again.directory, symlinks=True, dirs_exist_ok=True)
+    for ended in again.run_ranks(2, "trainer.resume_mode=3"):
+        ended.ok()
+    again.same_as(whole, 6)
+
+
+@pytest.mark.skipif(not FULL, reason="minutes")
+def test_a_kill_of_two_engines_with_two_ranks_each(
+    vllm_lab: Lab, tmp_path: Path, settings: list[str]
+) -> None:
+    whole = Training(vllm_lab, tmp_path / "whole", [*settings, *SHARED])
+    for ended in whole.run_ranks(4):
+        ended.ok()
+    killed = Training(vllm_lab, tmp_path / "killed", [*settings, *SHARED])
+    gate = {"GATE": "10:"}  # 3 samples a step: the first of step 4, were there no validations
+    caught(killed, *(killed.start(env={**ours, **gate}) for ours in rank_variables(4)))
+    for ended in killed.run_ranks(4):
         ended.ok()
     killed.same_as(whole, 6)

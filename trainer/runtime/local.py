@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ckptstore.errors import TemporaryError
+from trainer.checks import check_ranks
 from trainer.comm import connect, disconnect, lost_others
 from trainer.config import Config
 from trainer.session import Session
@@ -47,6 +48,7 @@ def train(
         torch.use_deterministic_algorithms(True, warn_only=True)
     comm = connect(config.trainer.nccl_timeout)
     try:
+        check_ranks(config, comm.size)
         session = Session(config, comm, notes=notes, dry_run=dry_run, stop=stop)
         try:
             if not dry_run:
