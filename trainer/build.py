@@ -156,7 +156,14 @@ def build_roles(
         return text
 
     return Roles(
-        actor=Learner(actor, config.actor.optim, actor_steps, comm),
+        actor=Learner(
+            actor,
+            config.actor.optim,
+            actor_steps,
+            comm,
+            # On a CPU it is in host memory already.
+            offload=config.actor.offload_optimizer and comm.device.type != "cpu",
+        ),
         critic=Learner(critic, config.critic.optim, critic_steps, comm),
         reference=reference,
         rollout=rollout,

@@ -145,7 +145,7 @@ class ActorConfig(Section):
         clip_ratio: The surrogate's clip range.
         entropy_coef: Weight of the entropy bonus.
         kl_loss_coef: Weight of a KL term in the loss, beside the one in the reward.
-        offload_optimizer: Keep the optimizer's state in host memory during rollout.
+        offload_optimizer: On GPUs, keep the optimizer's state in host memory but for its steps.
         optim: The optimizer.
     """
 

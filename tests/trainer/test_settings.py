@@ -453,7 +453,6 @@ def test_values_that_can_be_are_taken(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "actor.offload_optimizer=true",
         "storage.mirrors=[/m]",
         "storage.keep_last=3",
         "storage.keep_every=3",
