@@ -221,6 +221,49 @@ def model_files(
     }
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What every checkpoint of a run tells about its models; empty on all ranks but the first.
+
+    Attributes:
+        identities: Path and digest of what a checkpoint does not hold, by role.
+        files: The policy's configuration and tokenizer, by name.
+    """
+
+    identities: dict[str, dict[str, str]]
+    files: dict[str, bytes]
+
+
+def model_facts(
+    config: Config,
+    paths: ModelPaths,
+    tokenizer: PreTrainedTokenizerBase,
+    comm: Comm,
+    scratch: Path,
+) -> ModelFacts:
+    """Look at the models' directories.
+
+    Args:
+        config: The configuration.
+        paths: The directories.
+        tokenizer: The policy's.
+        comm: The ranks.
+        scratch: A directory to write into.
+    """
+    if not comm.is_first:
+        return ModelFacts({}, {})
+    identities: dict[str, dict[str, str]] = {}
+    if needs_reference(config):
+        identities["reference"] = directory_identity(paths.reference)
+    if config.model.lora.rank:
+        same = paths.policy == paths.reference and "reference" in identities
+        known = identities["reference"] if same else None
+        identities["base"] = known or directory_identity(paths.policy)
+    if config.reward.model is not None:
+        identities["reward"] = directory_identity(Path(config.reward.model))
+    return ModelFacts(identities, model_files(paths.policy, config, tokenizer, scratch))
+
+
 def directory_identity(path: Path) -> dict[str, str]:
     """Path and content digest of a model's directory, so that another one can be told."""
     files = []
