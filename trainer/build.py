@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptstore.hashing import BLOCK_SIZE, block_digest, content_digest, file_digest
 from trainer import models
 from trainer.batch import Split
+from trainer.checkpointing import CRITIC_FILES, MODEL_FILES
 from trainer.comm import Comm
 from trainer.config import Config
 from trainer.data import Dataset, Prompts, Sample, load_samples, tokenize_prompts
@@ -94,21 +95,35 @@ class ModelPaths:
     weights: bool
 
 
-def model_paths(config: Config, stored: Path | None, *, weights: bool) -> ModelPaths:
+@dataclass(frozen=True)
+class StoredModels:
+    """A checkpoint's own model files, where a resume has no other: directories that hold them.
+
+    Attributes:
+        policy: Configuration and tokenizer.
+        critic: Configuration of a critic that is not on the policy's backbone.
+    """
+
+    policy: Path | None = None
+    critic: Path | None = None
+
+
+def model_paths(config: Config, stored: StoredModels, *, weights: bool) -> ModelPaths:
     """The directories; models that can be made are made.
 
     Args:
         config: The configuration.
-        stored: A checkpoint's own copy of the model's configuration and tokenizer: with it a resume
-            needs no directory for what the checkpoint holds.
+        stored: What takes the place of a directory that is gone.
         weights: Whether weights are to be read from them.
     """
     model = config.model
-    policy = stored if stored is not None else ensure_model(model.path)
+    policy = stored.policy or ensure_model(model.path)
     reference = policy
     if needs_reference(config):
         reference = ensure_model(model.reference_path or model.path)
-    critic = policy if model.critic_path is None else ensure_model(model.critic_path)
+    critic = policy
+    if model.critic_path is not None:
+        critic = stored.critic or ensure_model(model.critic_path)
     return ModelPaths(policy, critic, reference, weights)
 
 
@@ -206,11 +221,15 @@ def build_rollout(
 
 
 def model_files(
-    path: Path, config: Config, tokenizer: PreTrainedTokenizerBase, scratch: Path
+    path: Path,
+    config: Config,
+    scratch: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> dict[str, bytes]:
-    """The model's configuration and tokenizer, as files to be stored."""
-    tokenizer.save_pretrained(scratch)
+    """A model's configuration and perhaps a tokenizer, as files to be stored."""
     models.load_config(path, config.model).save_pretrained(scratch)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(scratch)
     generation = path / "generation_config.json"
     if generation.is_file():
         (scratch / generation.name).write_bytes(generation.read_bytes())
@@ -227,7 +246,8 @@ class ModelFacts:
 
     Attributes:
         identities: Path and digest of what a checkpoint does not hold, by role.
-        files: The policy's configuration and tokenizer, by name.
+        files: The policy's configuration and tokenizer, and a critic's own configuration, by path
+            in the checkpoint.
     """
 
     identities: dict[str, dict[str, str]]
@@ -261,7 +281,12 @@ def model_facts(
         identities["base"] = known or directory_identity(paths.policy)
     if config.reward.model is not None:
         identities["reward"] = directory_identity(Path(config.reward.model))
-    return ModelFacts(identities, model_files(paths.policy, config, tokenizer, scratch))
+    policy = model_files(paths.policy, config, scratch / "policy", tokenizer)
+    files = {f"{MODEL_FILES}/{name}": data for name, data in policy.items()}
+    if config.model.critic_path is not None:
+        critic = model_files(paths.critic, config, scratch / "critic")
+        files |= {f"{CRITIC_FILES}/{name}": data for name, data in critic.items()}
+    return ModelFacts(identities, files)
 
 
 def directory_identity(path: Path) -> dict[str, str]:

@@ -109,7 +109,7 @@ class Saver:
         self._alert(metrics)
         if self._comm.is_first:
             files[keeping.STATE_FILE] = msgspec.json.format(msgspec.json.encode(self._state()))
-            files |= {f"{keeping.MODEL_FILES}/{n}": d for n, d in self._facts.files.items()}
+            files |= self._facts.files
             if exported is not None:
                 files[f"{keeping.MODEL_FILES}/model.safetensors"] = exported
         self._pending = self._checkpointer.save(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckptstore.errors import CkptError, UsageError
+from ckptstore.errors import CkptError, NotFoundError, UsageError
 from ckptstore.reading import Checkpoint
 from ckptstore.store import open_store
 from ckptstore.torch import Checkpointer
@@ -17,6 +17,7 @@ from ckptstore.uri import Ref
 from trainer import checkpointing as keeping
 from trainer import resuming
 from trainer.build import (
+    StoredModels,
     build_data,
     build_roles,
     model_facts,
@@ -83,8 +84,7 @@ class Session:
         self._origin = self._find_origin()
         first = self._first_look()
         self._scratch = tempfile.TemporaryDirectory(prefix="ckptstore-")
-        stored = self._stored_model(first)
-        paths = model_paths(config, stored, weights=first is None)
+        paths = model_paths(config, self._stored_models(first), weights=first is None)
         seed_all(config.trainer.seed)
         self._tokenizer = load_tokenizer(paths.policy, config.model)
         self._data = build_data(config, self._tokenizer, comm)
@@ -151,14 +151,23 @@ class Session:
         name = self._ranks.on_coordinator(lambda: origin.plan({}).require().name)
         return origin.store.get(origin.run, name=str(name))
 
-    def _stored_model(self, checkpoint: Checkpoint | None) -> Path | None:
-        """A checkpoint's own model files, where the model's directory is not there any more."""
+    def _stored_models(self, checkpoint: Checkpoint | None) -> StoredModels:
+        """A checkpoint's own model files, where a model's directory is not there any more."""
+        model = self._config.model
+        policy = critic = None
+        if not model.lora.rank:  # its base is in no checkpoint
+            policy = self._stored(checkpoint, model.path, keeping.MODEL_FILES)
+        if model.critic_path is not None:
+            critic = self._stored(checkpoint, model.critic_path, keeping.CRITIC_FILES)
+        return StoredModels(policy, critic)
+
+    def _stored(self, checkpoint: Checkpoint | None, path: str, kept: str) -> Path | None:
+        if checkpoint is None:
+            return None
         try:
-            ensure_model(self._config.model.path)
+            ensure_model(path)
         except CkptError:
-            if checkpoint is None or self._config.model.lora.rank:
-                raise
-            return keeping.fetch_model_files(checkpoint, Path(self._scratch.name))
+            return keeping.fetch_model_files(checkpoint, Path(self._scratch.name), kept)
         return None
 
     def _resume(self) -> resuming.Loaded | None:
@@ -181,7 +190,11 @@ class Session:
         self._checkpointer.newest_intact(
             load, store=origin.store, run=origin.run, plan=self._noted_plan
         )
-        assert loaded is not None  # there was one when the origin was found
+        if loaded is None:
+            raise NotFoundError(
+                f"the checkpoint to resume from, {origin.ref}, was deleted meanwhile",
+                hint="the same command again looks for another one",
+            )
         resuming.apply(loaded, self._roles, self._ppo, config)
         if loaded.rng is not None and loaded.state.world_size == self._comm.size:
             set_rng_state(loaded.rng)
