@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ckptstore.errors import TemporaryError
+from ckptstore.errors import CkptError, TemporaryError
 from trainer.checks import check_ranks
 from trainer.comm import connect, disconnect, lost_others
 from trainer.config import Config
@@ -55,8 +55,8 @@ def train(
                 session.run()
         finally:
             session.close()
-    except RuntimeError as error:
-        if not lost_others(error):
+    except (CkptError, RuntimeError) as error:
+        if isinstance(error, TemporaryError) or not lost_others(error):
             raise
         raise TemporaryError(
             f"rank {comm.rank} has lost another rank: {str(error).splitlines()[0]}",
