@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptstore.hashing import BLOCK_SIZE, block_digest, content_digest, file_digest
 from trainer import models
 from trainer.batch import Split
+from trainer.checkpointing import CRITIC_FILES, MODEL_FILES
 from trainer.comm import Comm
 from trainer.config import Config
 from trainer.data import Dataset, Prompts, Sample, load_samples, tokenize_prompts
@@ -22,6 +23,7 @@ from trainer.rewards import load_reward, score
 from trainer.roles import Learner
 from trainer.rollout.base import Rollout
 from trainer.rollout.hf import HfRollout
+from trainer.rollout.shared import SharedRollout, consecutive_ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,21 +95,35 @@ class ModelPaths:
     weights: bool
 
 
-def model_paths(config: Config, stored: Path | None, *, weights: bool) -> ModelPaths:
+@dataclass(frozen=True)
+class StoredModels:
+    """A checkpoint's own model files, where a resume has no other: directories that hold them.
+
+    Attributes:
+        policy: Configuration and tokenizer.
+        critic: Configuration of a critic that is not on the policy's backbone.
+    """
+
+    policy: Path | None = None
+    critic: Path | None = None
+
+
+def model_paths(config: Config, stored: StoredModels, *, weights: bool) -> ModelPaths:
     """The directories; models that can be made are made.
 
     Args:
         config: The configuration.
-        stored: A checkpoint's own copy of the model's configuration and tokenizer: with it a resume
-            needs no directory for what the checkpoint holds.
+        stored: What takes the place of a directory that is gone.
         weights: Whether weights are to be read from them.
     """
     model = config.model
-    policy = stored if stored is not None else ensure_model(model.path)
+    policy = stored.policy or ensure_model(model.path)
     reference = policy
     if needs_reference(config):
         reference = ensure_model(model.reference_path or model.path)
-    critic = policy if model.critic_path is None else ensure_model(model.critic_path)
+    critic = policy
+    if model.critic_path is not None:
+        critic = stored.critic or ensure_model(model.critic_path)
     return ModelPaths(policy, critic, reference, weights)
 
 
@@ -155,7 +171,14 @@ def build_roles(
         return text
 
     return Roles(
-        actor=Learner(actor, config.actor.optim, actor_steps, comm),
+        actor=Learner(
+            actor,
+            config.actor.optim,
+            actor_steps,
+            comm,
+            # On a CPU it is in host memory already.
+            offload=config.actor.offload_optimizer and comm.device.type != "cpu",
+        ),
         critic=Learner(critic, config.critic.optim, critic_steps, comm),
         reference=reference,
         rollout=rollout,
@@ -173,7 +196,7 @@ def build_rollout(
     if rollout.engine == "vllm":
         from trainer.rollout.vllm import VllmRollout
 
-        return VllmRollout(
+        engine = VllmRollout(
             path,
             config.model,
             rollout,
@@ -183,6 +206,10 @@ def build_rollout(
             seed=config.trainer.seed,
             ranks=comm.size,
         )
+        shards = rollout.tensor_parallel_size
+        if shards == 1:
+            return engine
+        return SharedRollout(engine, consecutive_ranks(shards, config.trainer.nccl_timeout))
     return HfRollout(
         models.load_policy(path, config.model, weights=False),
         comm.device,
@@ -194,11 +221,15 @@ def build_rollout(
 
 
 def model_files(
-    path: Path, config: Config, tokenizer: PreTrainedTokenizerBase, scratch: Path
+    path: Path,
+    config: Config,
+    scratch: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> dict[str, bytes]:
-    """The model's configuration and tokenizer, as files to be stored."""
-    tokenizer.save_pretrained(scratch)
+    """A model's configuration and perhaps a tokenizer, as files to be stored."""
     models.load_config(path, config.model).save_pretrained(scratch)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(scratch)
     generation = path / "generation_config.json"
     if generation.is_file():
         (scratch / generation.name).write_bytes(generation.read_bytes())
@@ -207,6 +238,55 @@ def model_files(
         for file in sorted(scratch.rglob("*"))
         if file.is_file()
     }
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What every checkpoint of a run tells about its models; empty on all ranks but the first.
+
+    Attributes:
+        identities: Path and digest of what a checkpoint does not hold, by role.
+        files: The policy's configuration and tokenizer, and a critic's own configuration, by path
+            in the checkpoint.
+    """
+
+    identities: dict[str, dict[str, str]]
+    files: dict[str, bytes]
+
+
+def model_facts(
+    config: Config,
+    paths: ModelPaths,
+    tokenizer: PreTrainedTokenizerBase,
+    comm: Comm,
+    scratch: Path,
+) -> ModelFacts:
+    """Look at the models' directories.
+
+    Args:
+        config: The configuration.
+        paths: The directories.
+        tokenizer: The policy's.
+        comm: The ranks.
+        scratch: A directory to write into.
+    """
+    if not comm.is_first:
+        return ModelFacts({}, {})
+    identities: dict[str, dict[str, str]] = {}
+    if needs_reference(config):
+        identities["reference"] = directory_identity(paths.reference)
+    if config.model.lora.rank:
+        same = paths.policy == paths.reference and "reference" in identities
+        known = identities["reference"] if same else None
+        identities["base"] = known or directory_identity(paths.policy)
+    if config.reward.model is not None:
+        identities["reward"] = directory_identity(Path(config.reward.model))
+    policy = model_files(paths.policy, config, scratch / "policy", tokenizer)
+    files = {f"{MODEL_FILES}/{name}": data for name, data in policy.items()}
+    if config.model.critic_path is not None:
+        critic = model_files(paths.critic, config, scratch / "critic")
+        files |= {f"{CRITIC_FILES}/{name}": data for name, data in critic.items()}
+    return ModelFacts(identities, files)
 
 
 def directory_identity(path: Path) -> dict[str, str]:

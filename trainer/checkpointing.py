@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,10 @@ from trainer.config import Config
 
 STATE_FILE = "trainer_state.json"
 MODEL_FILES = "actor/hf"
-"""The model's configuration and tokenizer, as transformers reads them."""
+"""The policy's configuration and tokenizer, as transformers reads them."""
+
+CRITIC_FILES = "critic/hf"
+"""The configuration of a critic whose backbone is another model's."""
 
 HISTORY = 200
 """Steps of metrics that a checkpoint keeps."""
@@ -119,19 +122,27 @@ class Origin:
         uri: The store's URI, with its options.
         store, run: Where to look.
         ref: Which checkpoint there.
+        found: The plan by which it was found; on the rank that looked.
     """
 
     uri: str
     store: Store
     run: str
     ref: Ref
+    found: ResumePlan | None = None
 
     def is_own(self, store: Store, run: str) -> bool:
         """Whether it is where the run saves to, however that is spelt."""
         return self.run == run and self.store.id == store.id
 
     def plan(self, refused: Mapping[Name, str]) -> ResumePlan:
-        """What a resume would take there, as ``ckpt resume-info`` tells it."""
+        """What a resume would take there, as ``ckpt resume-info`` tells it.
+
+        What was found is that plan until something is refused: the store is listed once. Like any
+        plan it may be overtaken, so that what it chose is gone when it is read.
+        """
+        if not refused and self.found is not None:
+            return self.found
         if self.ref.selector in (None, "latest"):
             return plan_resume(self.store, self.run, refused=refused)
         plan = plan_from(self.store, self.ref)
@@ -174,8 +185,8 @@ def find_origin(config: Config, store: Store) -> Origin | None:
     if mode == "none":
         return None
     if mode in ("auto", "latest"):
-        own = Origin(config.storage.uri, store, run, Ref(None, run, "latest"))
-        if _has_commits(own):
+        own = _own_origin(config, store)
+        if own is not None:
             return own
         if config.trainer.resume_from is not None:
             return named_origin(config.trainer.resume_from, config.storage.uri, store)
@@ -189,15 +200,18 @@ def find_origin(config: Config, store: Store) -> Origin | None:
     return named_origin(text, config.storage.uri, store)
 
 
-def _has_commits(origin: Origin) -> bool:
+def _own_origin(config: Config, store: Store) -> Origin | None:
+    """The run itself; ``None`` while it has no checkpoint."""
+    run = config.storage.run
+    own = Origin(config.storage.uri, store, run, Ref(None, run, "latest"))
     try:
-        plan = origin.plan({})
+        plan = own.plan({})
     except NotFoundError:
-        return False
+        return None
     if plan.commits == 0:
-        return False
+        return None
     plan.require()
-    return True
+    return replace(own, found=plan)
 
 
 def named_origin(text: str, uri: str, store: Store) -> Origin:
@@ -211,8 +225,9 @@ def named_origin(text: str, uri: str, store: Store) -> Origin:
     elsewhere = ref.store is not None and ref.store != uri
     where = open_store(ref.store) if ref.store is not None and elsewhere else store
     origin = Origin(ref.store if ref.store is not None else uri, where, ref.run, ref)
-    origin.plan({}).require()
-    return origin
+    plan = origin.plan({})
+    plan.require()
+    return replace(origin, found=plan)
 
 
 def best_rule(text: str | None) -> BestRule | None:
@@ -224,16 +239,26 @@ def best_rule(text: str | None) -> BestRule | None:
     return BestRule(metric=metric, mode=kind)
 
 
-def fetch_model_files(checkpoint: Checkpoint, scratch: Path) -> Path:
-    """The model's configuration and tokenizer from a checkpoint, in a directory below ``scratch``.
+def fetch_model_files(
+    checkpoint: Checkpoint, scratch: Path, kept: str = MODEL_FILES
+) -> Path | None:
+    """A model's configuration and tokenizer from a checkpoint, in a directory below ``scratch``.
 
     With them a resume needs no model directory: the weights come from the checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        scratch: Where the directory is made.
+        kept: Where they are kept in the checkpoint.
+
+    Returns:
+        The directory; ``None`` when the checkpoint has none of them.
     """
-    directory = scratch / "model"
-    prefix = f"{MODEL_FILES}/"
+    directory = scratch / kept
+    prefix = f"{kept}/"
     for entry in checkpoint.files:
         if entry.path.startswith(prefix) and not entry.path.endswith(".safetensors"):
             target = directory / entry.path.removeprefix(prefix)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(checkpoint.read_bytes(entry.path))
-    return directory
+    return directory if directory.is_dir() else None

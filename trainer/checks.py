@@ -103,8 +103,6 @@ _TESTS: Mapping[str, Test] = {
 }  # fmt: skip
 
 _LATER: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "rollout.tensor_parallel_size": (lambda v: v != 1, "generating on several GPUs at once"),
-    "actor.offload_optimizer": (bool, "moving the optimizer's state to host memory"),
     "storage.mirrors": (bool, "mirroring"),
     "storage.keep_last": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.keep_every": (lambda v: v is not None, "deleting old checkpoints by itself"),
@@ -135,6 +133,7 @@ def check(config: Config) -> None:
                 hint=f"leave out {key}",
             )
     _check_batches(config)
+    _check_engine(config)
     _check_storage(config.storage)
     _check_course(config.trainer)
 
@@ -159,6 +158,33 @@ def _check_batches(config: Config) -> None:
                 f"{key} is {size}, which does not divide the {samples} samples of a step "
                 f"(data.batch_size {config.data.batch_size} × rollout.n {config.rollout.n})"
             )
+
+
+def _check_engine(config: Config) -> None:
+    shards, engine = config.rollout.tensor_parallel_size, config.rollout.engine
+    if shards > 1 and engine != "vllm":
+        raise UsageError(
+            f"rollout.tensor_parallel_size is {shards}, and rollout.engine={engine} generates on "
+            "each rank alone",
+            hint="set rollout.engine=vllm, or leave out rollout.tensor_parallel_size",
+        )
+    if config.runtime == "ray":
+        check_ranks(config, config.ray.workers)
+
+
+def check_ranks(config: Config, ranks: int) -> None:
+    """Refuse a configuration that so many ranks cannot train.
+
+    Raises:
+        UsageError: they do not form whole groups for ``rollout.tensor_parallel_size``.
+    """
+    shards = config.rollout.tensor_parallel_size
+    if ranks % shards:
+        raise UsageError(
+            f"rollout.tensor_parallel_size is {shards}, and the number of ranks, {ranks}, is no "
+            "multiple of it: so many ranks share an engine",
+            hint="start another number of ranks, or set rollout.tensor_parallel_size=1",
+        )
 
 
 def _check_storage(storage: StorageConfig) -> None:

@@ -90,8 +90,9 @@ class RolloutConfig(Section):
         temperature, top_p, top_k: Sampling; ``top_k`` 0 keeps all tokens.
         val_temperature: Sampling in validation; 0 takes the likeliest token.
         micro_batch_size: Sequences that ``hf`` generates at once on a rank; 0 is all of them.
-        tensor_parallel_size, gpu_memory_utilization, enable_chunked_prefill,
-        max_num_batched_tokens, max_num_seqs, enforce_eager: As vLLM's.
+        tensor_parallel_size: Consecutive ranks that share one vLLM engine; it divides their number.
+        gpu_memory_utilization, enable_chunked_prefill, max_num_batched_tokens, max_num_seqs,
+        enforce_eager: As vLLM's.
         sleep: On GPUs, give vLLM's memory back between rollouts.
     """
 
@@ -144,7 +145,7 @@ class ActorConfig(Section):
         clip_ratio: The surrogate's clip range.
         entropy_coef: Weight of the entropy bonus.
         kl_loss_coef: Weight of a KL term in the loss, beside the one in the reward.
-        offload_optimizer: Keep the optimizer's state in host memory during rollout.
+        offload_optimizer: On GPUs, keep the optimizer's state in host memory but for its steps.
         optim: The optimizer.
     """
 

@@ -201,8 +201,6 @@ class Ppo:
         roles = self._roles
         if not self._comm.all(roles.rollout.version == roles.actor.steps):
             roles.rollout.load_weights(full_weights(roles.actor.model), roles.actor.steps)
-        if not pairs:
-            return []
         return roles.rollout.generate([ids for _, ids in pairs], keys, sampling)
 
     def _judge(

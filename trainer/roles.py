@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from trainer.batch import Batch
 from trainer.comm import Comm
 from trainer.config import OptimConfig
 from trainer.models import adapters_of, state_of, whole
+from trainer.offload import HostState
 
 LossFunction = Callable[[Batch, slice], tuple[Tensor, Mapping[str, Tensor]]]
 """Loss of a micro-batch, as its share of the mini-batch's mean, and sums to be reported."""
@@ -26,13 +28,22 @@ class Learner:
         config: The optimizer and its schedule.
         total_steps: Optimizer steps in all, for the schedule.
         comm: The ranks.
+        offload: Keep AdamW's tensors in host memory while it does not step.
 
     Attributes:
         model: The model.
         steps: Optimizer steps done.
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int, comm: Comm) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimConfig,
+        total_steps: int,
+        comm: Comm,
+        *,
+        offload: bool = False,
+    ) -> None:
         self.model = model
         self.steps = 0
         self._config = config
@@ -46,6 +57,7 @@ class Learner:
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
+        self._host_state = HostState(self._optimizer) if offload else None
 
     @property
     def lr(self) -> float:
@@ -81,7 +93,8 @@ class Learner:
             for name, value in {"loss": loss.detach(), **sums}.items():
                 totals[name] = totals.get(name, torch.zeros_like(value)) + value
         norm = self._clip()
-        self._optimizer.step()
+        with self._host_state.on_device() if self._host_state is not None else nullcontext():
+            self._optimizer.step()
         self.steps += 1
         names = sorted(totals)
         summed = self._comm.sum(torch.stack([totals[n].double() for n in names]))
@@ -106,15 +119,18 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """AdamW's tensors by parameter; they exist, as zeros, also before the first step."""
-        state: dict[str, dict[str, Tensor]] = {}
-        for name, parameter in self._parameters.items():
+        for parameter in self._parameters.values():
             own = self._optimizer.state[parameter]
             if not own:
                 own["step"] = torch.tensor(0.0)
                 own["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 own["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state[name] = {key: value.detach() for key, value in own.items()}
-        return state
+        if self._host_state is not None:
+            self._host_state.rest()
+        return {
+            name: {key: value.detach() for key, value in self._optimizer.state[parameter].items()}
+            for name, parameter in self._parameters.items()
+        }
 
     def schedule_state(self) -> dict[str, Any]:
         """Where the learning rate's schedule stands."""

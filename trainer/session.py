@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ckptstore.errors import CkptError, UsageError
+from ckptstore.errors import CkptError, NotFoundError, UsageError
 from ckptstore.reading import Checkpoint
 from ckptstore.store import open_store
-from ckptstore.torch import Checkpointer, PendingSave
+from ckptstore.torch import Checkpointer
 from ckptstore.uri import Ref
 from trainer import checkpointing as keeping
 from trainer import resuming
-from trainer.alerts import RewardStalled, SizeChanged
 from trainer.build import (
+    StoredModels,
     build_data,
     build_roles,
-    directory_identity,
-    model_files,
+    model_facts,
     model_paths,
-    needs_reference,
 )
 from trainer.comm import Comm
 from trainer.config import Config
 from trainer.digest import learner_digest, values_digest
-from trainer.export import safetensors_of
 from trainer.grace import GraceWatch
 from trainer.loop import Interrupted, Metrics, Ppo
 from trainer.make_model import ensure_model
@@ -39,15 +33,12 @@ from trainer.models import load_tokenizer
 from trainer.reach import check_same_store
 from trainer.rng import rng_state, seed_all, set_rng_state
 from trainer.rollout.base import sample_key
-from trainer.saveclock import SaveClock
-from trainer.settings import config_digest, to_dict
+from trainer.saving import Progress, Saver
+from trainer.settings import to_dict
 from trainer.stopping import StopRequest
 from trainer.tracking import Tracker
 
 log = logging.getLogger(__name__)
-
-RECORDED = ("reward/mean", "kl/mean", "response/length", "val/reward")
-"""Metrics that a checkpoint's record keeps, beside the one that says which is best."""
 
 
 class Session:
@@ -93,8 +84,7 @@ class Session:
         self._origin = self._find_origin()
         first = self._first_look()
         self._scratch = tempfile.TemporaryDirectory(prefix="ckptstore-")
-        stored = self._stored_model(first)
-        paths = model_paths(config, stored, weights=first is None)
+        paths = model_paths(config, self._stored_models(first), weights=first is None)
         seed_all(config.trainer.seed)
         self._tokenizer = load_tokenizer(paths.policy, config.model)
         self._data = build_data(config, self._tokenizer, comm)
@@ -109,33 +99,28 @@ class Session:
             comm,
             self._interrupted,
         )
-        self._identities: dict[str, dict[str, str]] = {}
-        self._model_files: dict[str, bytes] = {}
-        if comm.is_first:
-            if needs_reference(config):
-                self._identities["reference"] = directory_identity(paths.reference)
-            if config.model.lora.rank:
-                same = paths.policy == paths.reference and "reference" in self._identities
-                known = self._identities["reference"] if same else None
-                self._identities["base"] = known or directory_identity(paths.policy)
-            if config.reward.model is not None:
-                self._identities["reward"] = directory_identity(Path(config.reward.model))
-            self._model_files = model_files(
-                paths.policy, config, self._tokenizer, Path(self._scratch.name, "files")
-            )
-        self.step = 0
-        self._best: float | None = None
-        self._history: deque[dict[str, Any]] = deque(maxlen=keeping.HISTORY)
-        self._saved_step: int | None = None
-        self._pending: PendingSave | None = None
-        self._last = "there is no checkpoint yet"
+        self._facts = model_facts(
+            config, paths, self._tokenizer, comm, Path(self._scratch.name, "files")
+        )
+        self._progress = Progress()
         loaded = self._resume()
         if config.storage.async_save and not dry_run:
             self._checkpointer.reserve(
                 resuming.state_parts(self._roles, config.storage.save_contents)
             )
-        self._clock = SaveClock(config.trainer, self._data.loader.steps_per_epoch)
-        self._start_tracking(loaded, notes, dry_run=dry_run)
+        self._tracker = self._start_tracking(loaded, notes, dry_run=dry_run)
+        self._saver = Saver(
+            config,
+            comm,
+            self._checkpointer,
+            self._roles,
+            self._ppo,
+            self._data,
+            self._facts,
+            self._progress,
+            self._tracker,
+            loaded.state.alerts if loaded is not None else {},
+        )
 
     # Starting
 
@@ -166,14 +151,23 @@ class Session:
         name = self._ranks.on_coordinator(lambda: origin.plan({}).require().name)
         return origin.store.get(origin.run, name=str(name))
 
-    def _stored_model(self, checkpoint: Checkpoint | None) -> Path | None:
-        """A checkpoint's own model files, where the model's directory is not there any more."""
+    def _stored_models(self, checkpoint: Checkpoint | None) -> StoredModels:
+        """A checkpoint's own model files, where a model's directory is not there any more."""
+        model = self._config.model
+        policy = critic = None
+        if not model.lora.rank:  # its base is in no checkpoint
+            policy = self._stored(checkpoint, model.path, keeping.MODEL_FILES)
+        if model.critic_path is not None:
+            critic = self._stored(checkpoint, model.critic_path, keeping.CRITIC_FILES)
+        return StoredModels(policy, critic)
+
+    def _stored(self, checkpoint: Checkpoint | None, path: str, kept: str) -> Path | None:
+        if checkpoint is None:
+            return None
         try:
-            ensure_model(self._config.model.path)
+            ensure_model(path)
         except CkptError:
-            if checkpoint is None or self._config.model.lora.rank:
-                raise
-            return keeping.fetch_model_files(checkpoint, Path(self._scratch.name))
+            return keeping.fetch_model_files(checkpoint, Path(self._scratch.name), kept)
         return None
 
     def _resume(self) -> resuming.Loaded | None:
@@ -196,19 +190,24 @@ class Session:
         self._checkpointer.newest_intact(
             load, store=origin.store, run=origin.run, plan=self._noted_plan
         )
-        assert loaded is not None  # there was one when the origin was found
+        if loaded is None:
+            raise NotFoundError(
+                f"the checkpoint to resume from, {origin.ref}, was deleted meanwhile",
+                hint="the same command again looks for another one",
+            )
         resuming.apply(loaded, self._roles, self._ppo, config)
         if loaded.rng is not None and loaded.state.world_size == self._comm.size:
             set_rng_state(loaded.rng)
         else:
             seed_all(sample_key(config.trainer.seed, loaded.state.step, self._comm.rank, 0) % 2**32)
-        self.step = loaded.state.step
+        state, progress = loaded.state, self._progress
+        progress.step = state.step
         name = loaded.checkpoint.name
-        self._last = f"step {self.step} ({name}) is the last checkpoint, and stands"
-        self._best = loaded.state.best
-        self._history.extend(loaded.state.history)
-        if origin.is_own(self._checkpointer.store, self._config.storage.run):
-            self._saved_step = self.step
+        progress.last = f"step {state.step} ({name}) is the last checkpoint, and stands"
+        progress.best = state.best
+        progress.history.extend(state.history)
+        if origin.is_own(self._checkpointer.store, config.storage.run):
+            progress.saved_step = state.step
         return loaded
 
     def _noted_plan(self, refused: Any) -> Any:
@@ -220,17 +219,13 @@ class Session:
 
     def _start_tracking(
         self, loaded: resuming.Loaded | None, notes: Sequence[str], *, dry_run: bool
-    ) -> None:
+    ) -> Tracker | None:
         """Open the logs on rank 0 and say what this start is."""
         config, state = self._config, loaded.state if loaded is not None else None
-        self._tracker: Tracker | None = None
-        alerts = state.alerts if state is not None else {}
-        self._reward_alert = RewardStalled(alerts.get("reward"))
-        self._size_alert = SizeChanged(config.storage.run, alerts.get("size"))
         changes = self._ranks.on_coordinator(lambda: self._changes(state))
         if not self._comm.is_first:
-            return
-        self._tracker = Tracker(
+            return None
+        tracker = Tracker(
             Path(config.trainer.log_dir.replace("{run}", config.storage.run)),
             config.storage.run,
             self._checkpointer.life or 0,
@@ -240,17 +235,18 @@ class Session:
             state.run_ids if state is not None else None,
         )
         for note in notes:
-            self._tracker.note(note)
+            tracker.note(note)
         if not dry_run:
-            self._tracker.start(self.step if loaded is not None else None, self._last_step)
-        self._say_start(loaded, changes)
+            tracker.start(state.step if state is not None else None, self._last_step)
+        self._say_start(tracker, loaded, changes)
+        return tracker
 
     def _changes(self, state: keeping.TrainerState | None) -> list[str]:
         strict = self._config.trainer.resume_strict
         if state is None or strict == "ignore":
             return []
         changes = resuming.what_changed(
-            state, self._config, self._data.train.files, self._identities
+            state, self._config, self._data.train.files, self._facts.identities
         )
         if changes and strict == "error":
             raise UsageError(
@@ -259,9 +255,10 @@ class Session:
             )
         return changes
 
-    def _say_start(self, loaded: resuming.Loaded | None, changes: Sequence[str]) -> None:
-        tracker, store = self._tracker, self._checkpointer.store
-        assert tracker is not None
+    def _say_start(
+        self, tracker: Tracker, loaded: resuming.Loaded | None, changes: Sequence[str]
+    ) -> None:
+        store = self._checkpointer.store
         dropped = self._data.prompts.dropped
         if dropped:
             tracker.warn(f"{dropped} prompts are longer than data.max_prompt_length and left out")
@@ -300,6 +297,11 @@ class Session:
     # Training
 
     @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._progress.step
+
+    @property
     def _last_step(self) -> int:
         total, stop_at = self._data.total_steps, self._config.trainer.stop_at_step
         return total if stop_at is None else min(total, stop_at)
@@ -323,7 +325,7 @@ class Session:
         watch = None
         if self._tracker is not None:
             say = self._tracker.warn
-            watch = GraceWatch(self._stop, config.grace_seconds, lambda: self._last, say)
+            watch = GraceWatch(self._stop, config.grace_seconds, lambda: self._progress.last, say)
         try:
             with suppress(Interrupted):
                 if config.val_before_train and self.step == 0:
@@ -338,29 +340,26 @@ class Session:
     def _one_step(self) -> None:
         config = self._config.trainer
         metrics = self._ppo.step(self.step + 1)
-        self.step += 1
+        self._progress.step += 1
         if config.test_freq > 0 and self.step % config.test_freq == 0:
             with suppress(Interrupted):  # the step itself is done; the next one will not begin
                 metrics |= self._ppo.validate()
-        if self._pending is not None:
-            metrics["time/save_stall"] = self._pending.stall
-            self._say_saved()
+        metrics |= self._saver.follow()
         if config.log_digest:
             metrics |= self._digests()
         self._log(metrics)
-        if self._clock.is_due(self.step):
-            self._save()
+        self._saver.save_if_due()
 
     def _log(self, metrics: Metrics) -> None:
-        rule = keeping.best_rule(self._config.storage.best_metric)
+        rule, best = keeping.best_rule(self._config.storage.best_metric), self._progress.best
         value = metrics.get(rule.metric) if rule is not None else None
         better = isinstance(value, float) and (
-            self._best is None or (rule is not None and rule.better(value, self._best))
+            best is None or (rule is not None and rule.better(value, best))
         )
         if better:
             assert isinstance(value, float)
-            self._best = value
-        self._history.append({"step": self.step, **metrics})
+            self._progress.best = value
+        self._progress.history.append({"step": self.step, **metrics})
         if self._tracker is not None:
             self._tracker.log(self.step, metrics)
 
@@ -382,92 +381,7 @@ class Session:
         if self._tracker is not None:
             self._tracker.note(text)
 
-    # Saving
-
-    def _save(self) -> None:
-        """Save the present step. A collective."""
-        storage = self._config.storage
-        files: dict[str, bytes] = {}
-        if "extra" in storage.save_contents:
-            files[keeping.rng_file(self._comm.rank)] = msgspec.json.encode(rng_state())
-        exported = None
-        if "hf_model" in storage.save_contents:
-            exported = safetensors_of(self._roles.actor, self._config.model.dtype, self._comm)
-        last = self._history[-1] if self._history else {}
-        names = {*RECORDED, *filter(None, [(storage.best_metric or "").rpartition(":")[0]])}
-        metrics = {n: v for n, v in last.items() if n in names and isinstance(v, float)}
-        self._alert(metrics)
-        if self._comm.is_first:
-            files[keeping.STATE_FILE] = msgspec.json.format(msgspec.json.encode(self._state()))
-            files |= {f"{keeping.MODEL_FILES}/{n}": d for n, d in self._model_files.items()}
-            if exported is not None:
-                files[f"{keeping.MODEL_FILES}/model.safetensors"] = exported
-        self._pending = self._checkpointer.save(
-            self.step,
-            resuming.state_parts(self._roles, storage.save_contents),
-            files=files,
-            metadata={"trainer": "ckptstore-ppo", "versions": keeping.versions()},
-            metrics=metrics,
-            wait=not storage.async_save,
-        )
-        self._saved_step = self.step
-        self._clock.saved()
-        if self._tracker is not None:
-            self._tracker.flush()
-
-    def _state(self) -> keeping.TrainerState:
-        return keeping.TrainerState(
-            step=self.step,
-            life=self._checkpointer.life or 0,
-            loader=self._ppo.loader.state_dict(),
-            kl_controller=self._ppo.kl_controller.state_dict(),
-            schedules={
-                role: learner.schedule_state()
-                for role, learner in resuming.learners(self._roles).items()
-            },
-            config=to_dict(self._config),
-            config_digest=config_digest(self._config),
-            world_size=self._comm.size,
-            best=self._best,
-            history=list(self._history),
-            alerts={"reward": self._reward_alert.state, "size": self._size_alert.state},
-            versions=keeping.versions(),
-            run_ids=self._tracker.run_ids if self._tracker is not None else {},
-            data=[msgspec.to_builtins(f) for f in self._data.train.files],
-            identities=self._identities,
-        )
-
-    def _alert(self, metrics: dict[str, Any]) -> None:
-        if self._tracker is None:
-            return
-        reward = metrics.get("reward/mean")
-        if reward is not None:
-            text = self._reward_alert.check(self.step, reward)
-            if text is not None:
-                self._tracker.warn(text)
-
-    def _say_saved(self) -> None:
-        """Once a save has ended, say how. A collective.
-
-        Raises:
-            SupersededError: a newer start of this run has taken over.
-            CkptError: it failed, with ``on_save_error=fail``.
-        """
-        pending = self._pending
-        if pending is None or not self._comm.all(pending.done):
-            return
-        self._pending = None
-        self._checkpointer.wait()  # raises what ends the training, and says what does not
-        try:
-            commit = pending.result()
-        except CkptError:
-            return
-        self._last = f"step {commit.step} ({commit.name}) is the last checkpoint, and stands"
-        if self._tracker is not None:
-            self._tracker.note(f"saved step {commit.step} ({commit.name})")
-            text = self._size_alert.check(commit.step, commit.size)
-            if text is not None:
-                self._tracker.warn(text)
+    # Ending
 
     def _end(self) -> None:
         """Save what is not saved yet, and wait for it.
@@ -479,14 +393,7 @@ class Session:
         asked = next((r for r in reason if r is not None), None)
         if asked is not None:
             self._note(f"{asked}: saving step {self.step} and ending")
-        self._checkpointer.wait()
-        if self._saved_step != self.step and (self.step > 0 or asked is None):
-            self._save()
-        pending = self._pending
-        self._checkpointer.wait()
-        self._say_saved()
-        if pending is not None:
-            pending.result()  # the last one must be there, whatever failed saves mean on the way
+        self._saver.finish(save=self.step > 0 or asked is None)
         self._note(f"ended at step {self.step} of {self._data.total_steps}")
 
     def close(self) -> None:

@@ -263,40 +263,38 @@ class Checkpointer:
             load: Called on every rank with the same checkpoint; must be no collective. When it
                 raises :class:`IntegrityError` on a rank, the next older one is tried.
             store, run: Where to look; by default where this saves to.
-            plan: Chooses, on rank 0, given what was refused so far; :func:`plan_resume` by default.
+            plan: Chooses, on rank 0, given what was refused (or deleted) since it was asked first;
+                :func:`plan_resume` by default.
 
         Returns:
             The checkpoint; ``None`` when the run has none at all.
 
         Raises:
             IntegrityError: the run has checkpoints and none is intact.
+            NotFoundError: a rank does not see the checkpoint that rank 0 sees.
         """
         self.wait()
         store, run = store or self.store, run or self.run
         plan = plan or (lambda refused: plan_resume(store, run, refused=refused))
         refused: dict[Name, str] = {}
+        gone: dict[Name, _GoneError] = {}
 
         def choose() -> Name | None:
             try:
                 found = plan(refused)
             except NotFoundError:
                 return None
-            if found.chosen is None and found.commits == 0:
-                return None
-            name = found.require().name
-            if name in refused:
-                raise IntegrityError(f"{run}@{name.step} is not intact: {refused[name]}")
-            return name
+            return _chosen(found, refused, gone)
 
-        while True:
-            name = self.ranks.on_coordinator(choose)
-            if name is None:
-                return None
+        while (name := self.ranks.on_coordinator(choose)) is not None:
             try:
                 return self._load_everywhere(store, run, name, load)
             except IntegrityError as error:
                 log.warning("%s@%d is passed over: %s", run, name.step, error)
                 refused[name] = str(error)
+            except _GoneError as error:  # if it was deleted meanwhile, the next plan knows
+                gone[name], refused[name] = error, str(error)
+        return None
 
     def _load_everywhere(
         self, store: Store, run: str, name: Name, load: Callable[[Checkpoint], object]
@@ -305,7 +303,10 @@ class Checkpointer:
 
         def one() -> None:
             nonlocal checkpoint
-            checkpoint = store.get(run, name=str(name))
+            try:
+                checkpoint = store.get(run, name=str(name))
+            except NotFoundError as error:
+                raise _GoneError(str(error), hint=error.hint) from error
             load(checkpoint)
 
         self.ranks.everywhere(one)
@@ -343,6 +344,24 @@ class Checkpointer:
                 return
             self._on_error = "warn"  # what the block raised is not to be hidden by a failed save
         self.close()
+
+
+def _chosen(
+    plan: ResumePlan, refused: Mapping[Name, str], gone: Mapping[Name, _GoneError]
+) -> Name | None:
+    """What a plan chooses; ``None`` when the run has no checkpoint at all."""
+    for there in gone.keys() & {passed.name for passed in plan.passed_over}:
+        raise gone[there]  # and yet a rank does not see it
+    if plan.chosen is None and plan.commits == 0:
+        return None
+    name = plan.require().name
+    if name not in refused:
+        return name
+    raise IntegrityError(f"{plan.run}@{name.step} is not intact: {refused[name]}")
+
+
+class _GoneError(NotFoundError):
+    """What was chosen is not there; what a load misses in it is another matter."""
 
 
 def explain(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from ckptstore.errors import IntegrityError, NotFoundError, TemporaryError, Usag
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.layout import Name
 from ckptstore.reading import Checkpoint
-from ckptstore.resume import ResumePlan, plan_from
+from ckptstore.resume import ResumePlan, plan_from, plan_resume
 from ckptstore.store import Store
 from ckptstore.testing.hooks import Phase
 from ckptstore.torch import Checkpointer, load_part, parts_of
@@ -162,6 +162,43 @@ def test_a_plan_that_chooses_what_was_refused_ends(tmp_path: Path) -> None:
     ):
         checkpointer.newest_intact(load, plan=plan)
     assert len(calls) == 2
+
+
+def test_what_is_deleted_after_it_was_chosen_is_no_error(tmp_path: Path) -> None:
+    store, checkpoints = three(tmp_path)
+    first = plan_resume(store, RUN)
+    assert first.require().step == 3
+    store.delete(checkpoints[2], force=True)
+    seen: list[int] = []
+    asked: list[list[int]] = []
+
+    def plan(refused: Mapping[Name, str]) -> ResumePlan:
+        asked.append([name.step for name in refused])
+        return plan_resume(store, RUN, refused=refused) if refused else first
+
+    with Checkpointer(store, RUN) as checkpointer:
+        found = checkpointer.newest_intact(lambda c: seen.append(c.step), plan=plan)
+    assert found is not None
+    assert (found.step, seen, asked) == (2, [2], [[], [3]])
+
+
+def test_what_is_there_and_cannot_be_found_is_not_passed_over(tmp_path: Path) -> None:
+    """A rank may not see yet what another one sees; that is no reason to take an older one."""
+    store, _ = three(tmp_path)
+    looked: list[str] = []
+
+    class Blind(Store):
+        def get(self, *args: Any, **options: Any) -> Checkpoint:
+            looked.append(options["name"])
+            raise NotFoundError("there is no such checkpoint")
+
+    blind = Blind(store.backend)
+    with (
+        Checkpointer(store, RUN) as checkpointer,
+        pytest.raises(NotFoundError, match="there is no such checkpoint"),
+    ):
+        checkpointer.newest_intact(lambda c: None, store=blind)
+    assert len(looked) == 1
 
 
 def test_newest_intact_of_another_store_with_a_plan_of_ones_own(tmp_path: Path) -> None:

@@ -52,16 +52,21 @@ def prompts(count: int) -> Prompts:
     return Prompts(samples, [[2 + (i + j) % 20 for j in range(1 + i % 4)] for i in range(count)], 0)
 
 
-def make_ppo(comm: Comm, config: Config, interrupted: Never = lambda: False) -> Ppo:
+def make_ppo(
+    comm: Comm, config: Config, interrupted: Never = lambda: False, *, offload: bool = False
+) -> Ppo:
     split = Split(12, config.actor.mini_batch_size or 12, config.critic.mini_batch_size or 12, 1)
     policy, critic = make_model(0), ValueModel(make_model(0).model, 32)
     reference = make_model(0).requires_grad_(False)
+    actor = Learner(
+        shard(policy, comm.mesh, "float32"), config.actor.optim, 100, comm, offload=offload
+    )
     random.seed(0)
     torch.manual_seed(0)
     return Ppo(
         config,
         Roles(
-            actor=Learner(shard(policy, comm.mesh, "float32"), config.actor.optim, 100, comm),
+            actor=actor,
             critic=Learner(shard(critic, comm.mesh, "float32"), config.critic.optim, 100, comm),
             reference=shard(reference, comm.mesh, "float32"),
             rollout=HfRollout(make_model(1), comm.device, "float32", eos=EOS, pad=PAD),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import FULL
 from tests.trainer.support import ENVIRONMENT, ROOT, Lab, Running, Training, needs, until
 
 pytestmark = [needs("ray"), pytest.mark.timeout(600)]
@@ -130,6 +131,19 @@ def test_kills_and_signals_change_no_bit_and_it_is_that_of_torchrun(make: Traini
     assert make.steps() == [3, 4]
 
     make.run().ok("resumed from step 4", "step 6/6", "ended at step 6 of 6")
+    make.same_as(whole, 6)
+
+
+@pytest.mark.skipif(not FULL, reason="minutes")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_with_vllm_it_is_that_of_torchrun_too(make: Training, shards: int) -> None:
+    pytest.importorskip("vllm")
+    make.settings += ["rollout.engine=vllm", f"rollout.tensor_parallel_size={shards}"]
+    whole = Training(make.lab, make.directory.with_name("whole"), [*make.settings, "runtime=local"])
+    for ended in whole.run_ranks(2):
+        ended.ok()
+    make.run("trainer.stop_at_step=3").ok("ended at step 3 of 6")
+    make.run().ok("resumed from step 3", "ended at step 6 of 6")
     make.same_as(whole, 6)
 
 

@@ -168,6 +168,24 @@ def test_a_resume_needs_no_model_directory(training: Make, lab: Lab, tmp_path: P
     assert moved.facts() == stayed.facts()
 
 
+def test_a_resume_needs_no_directory_of_the_critic(
+    training: Make, lab: Lab, tmp_path: Path
+) -> None:
+    critic = other_model(lab, tmp_path / "critic", intermediate_size=96)
+    whole = training("whole", f"model.critic_path={critic}", "trainer.total_steps=3")
+    whole.run().ok()
+    stopped = training("stopped", *whole.settings)
+    stopped.run("trainer.stop_at_step=2").ok()
+    kept = {e.path for e in stopped.commits()[-1].files if e.path.startswith("critic/hf/")}
+    assert kept == {"critic/hf/config.json", "critic/hf/generation_config.json"}
+    shutil.rmtree(critic)
+    stopped.run().ok("resumed from step 2")
+    assert stopped.facts() == whole.facts()
+    assert stopped.stored() == whole.stored()
+    new = training("new", *whole.settings)
+    new.run().failed(4, f"there is no model directory {critic}")
+
+
 def test_a_reference_that_is_gone_or_another(training: Make, lab: Lab, tmp_path: Path) -> None:
     """The checkpoint does not hold it, so it must still be what it was."""
     model = tmp_path / "model"

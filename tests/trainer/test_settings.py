@@ -11,6 +11,7 @@ import pytest
 from ckptstore.errors import NotFoundError, UsageError
 from trainer.aliases_openrlhf import FLAGS, RULES, canonical
 from trainer.aliases_verl import VERL as VERL_RULES
+from trainer.checks import check_ranks
 from trainer.config import Config
 from trainer.merging import Merged
 from trainer.schema import KEYS
@@ -452,8 +453,6 @@ def test_values_that_can_be_are_taken(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "rollout.tensor_parallel_size=2",
-        "actor.offload_optimizer=true",
         "storage.mirrors=[/m]",
         "storage.keep_last=3",
         "storage.keep_every=3",
@@ -465,6 +464,18 @@ def test_what_this_version_does_not_have_is_refused_and_named(line: str) -> None
     message = refusal(line)
     assert message.startswith(line.partition("=")[0])
     assert "is not part of this version" in message
+
+
+def test_ranks_that_cannot_share_an_engine_are_refused() -> None:
+    shared = "rollout.tensor_parallel_size=2"
+    message = refusal(shared)
+    assert message.startswith("rollout.tensor_parallel_size is 2, and rollout.engine=hf generates")
+    message = refusal(f"{shared} rollout.engine=vllm runtime=ray ray.workers=3")
+    assert "the number of ranks, 3, is no multiple of it" in message
+    load_config(f"{shared} rollout.engine=vllm runtime=ray ray.workers=4".split())
+    config, _ = load_config([shared, "rollout.engine=vllm"])
+    with pytest.raises(UsageError, match="the number of ranks, 1, is no multiple"):
+        check_ranks(config, 1)
 
 
 @pytest.mark.parametrize(

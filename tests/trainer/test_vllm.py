@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,5 +148,48 @@ def test_two_ranks_with_an_engine_each(vllm_lab: Lab, tmp_path: Path, settings: 
     gate = {"GATE": in_step(4, share=2)}
     caught(killed, *(killed.start(env={**ours, **gate}) for ours in rank_variables(2)))
     for ended in killed.run_ranks(2):
+        ended.ok()
+    killed.same_as(whole, 6)
+
+
+SHARED = (
+    "rollout.tensor_parallel_size=2",
+    "data.val_batch_size=17",  # the last of the 18 is alone in its batch: other ranks have none
+    "actor.mini_batch_size=12",
+)
+
+
+def test_ranks_that_share_an_engine_resume_exactly(
+    vllm_lab: Lab, tmp_path: Path, settings: list[str]
+) -> None:
+    half = 3 if FULL else 1
+    course = [f"trainer.total_steps={2 * half}", f"trainer.save_freq={half}", "trainer.test_freq=1"]
+    whole = Training(vllm_lab, tmp_path / "whole", [*settings, *SHARED, *course])
+    for ended in whole.run_ranks(2):
+        ended.ok()
+    facts = whole.facts()
+    assert all(0 < f["rollout/logprob_diff"] < 1e-5 for f in facts)
+    assert len({f["digest/actor"] for f in facts}) == 2 * half
+    again = Training(vllm_lab, tmp_path / "again", whole.settings)
+    shutil.copytree(whole.directory, again.directory, symlinks=True, dirs_exist_ok=True)
+    for ended in again.run_ranks(2, f"trainer.resume_mode={half}"):
+        ended.ok()
+    again.same_as(whole, 2 * half)
+
+
+@pytest.mark.skipif(not FULL, reason="minutes")
+def test_a_kill_of_two_engines_with_two_ranks_each(
+    vllm_lab: Lab, tmp_path: Path, settings: list[str]
+) -> None:
+    whole = Training(vllm_lab, tmp_path / "whole", [*settings, *SHARED])
+    for ended in whole.run_ranks(4):
+        ended.ok()
+    assert all(0 < f["rollout/logprob_diff"] < 1e-5 for f in whole.facts())
+    killed = Training(vllm_lab, tmp_path / "killed", [*settings, *SHARED])
+    # 3 samples a step, and 5 and 1 of the validation after the second.
+    gate = {"GATE": f"{3 * 3 + 5 + 1 + 1}:"}
+    first, *others = rank_variables(4)
+    caught(killed, killed.start(env={**first, **gate}), *(killed.start(env=o) for o in others))
+    for ended in killed.run_ranks(4):
         ended.ok()
     killed.same_as(whole, 6)

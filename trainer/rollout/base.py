@@ -42,13 +42,11 @@ class Response:
 
 
 class Rollout(Protocol):
-    """An engine with weights of its own.
+    """An engine with weights of its own."""
 
-    Attributes:
-        version: Which weights it holds; ``None`` when they are not known.
-    """
-
-    version: int | None
+    @property
+    def version(self) -> int | None:
+        """Which weights it holds; ``None`` when they are not known."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Take whole weights by their Hugging Face names.
@@ -63,7 +61,7 @@ class Rollout(Protocol):
         """Responses to prompts.
 
         Args:
-            prompts: Token ids.
+            prompts: Token ids; there may be none.
             keys: Each one's randomness: the same prompts, keys and weights give the same tokens.
             sampling: How tokens are chosen.
         """

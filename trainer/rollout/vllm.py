@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,10 @@ _ENVIRONMENT = {
 
 
 class VllmRollout:
-    """An engine of this rank's own, whose weights are pushed to it.
+    """An engine, or this rank's shard of one, whose weights are pushed to it.
+
+    With ``rollout.tensor_parallel_size`` so many consecutive ranks have one engine, whose methods
+    are collectives of theirs; see :class:`SharedRollout`.
 
     The same batch of prompts, keys and weights gives the same tokens and log-probabilities; another
     batch may differ in the last bits, and on a GPU so may another run, unless
@@ -98,8 +102,9 @@ class VllmRollout:
                     # Compiling for a CPU takes longer than it saves.
                     enforce_eager=config.enforce_eager or device.type == "cpu",
                     enable_sleep_mode=self._sleeps,
-                    # Takes the process group that there is, and this rank's own device in it.
-                    distributed_executor_backend="external_launcher" if ranks > 1 else None,
+                    distributed_executor_backend=_executor(
+                        device, ranks, config.tensor_parallel_size
+                    ),
                 )
                 _detach(self._engine)
                 self._sampling_params: Any = vllm.SamplingParams
@@ -135,6 +140,8 @@ class VllmRollout:
         self, prompts: Sequence[Sequence[int]], keys: Sequence[int], sampling: Sampling
     ) -> list[Response]:
         """See :class:`Rollout`."""
+        if not prompts:
+            return []
         self._wake("weights", "kv_cache")
         # What is cached is of older weights, or was computed in another batch.
         self._engine.reset_prefix_cache()
@@ -171,6 +178,29 @@ class VllmRollout:
         if self._sleeps:
             self._engine.sleep(level=1)
             self._awake.clear()
+
+
+def _executor(device: torch.device, ranks: int, shards: int) -> Any:
+    """What makes vLLM use the process group that there is, and this rank's own device in it."""
+    if ranks == 1:
+        return None
+    if shards == 1 or device.type != "cpu":
+        return "external_launcher"
+    launched: Any = importlib.import_module("vllm.v1.executor.uniproc_executor")
+
+    class Launched(launched.ExecutorWithExternalLauncher):  # type: ignore[misc]
+        """Lets shards on CPUs talk through the process group.
+
+        With AVX-512 they would do so through shared memory that is named after the end of this
+        address: by the same name in every training on a machine, and also across machines. Where
+        the names of ranks differ, vLLM does without.
+        """
+
+        def _distributed_args(self) -> tuple[str, int, int]:
+            method, rank, local_rank = super()._distributed_args()
+            return f"{method}{rank}", rank, local_rank
+
+    return Launched
 
 
 def _detach(engine: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ckptstore.errors import TemporaryError
+from ckptstore.errors import CkptError, TemporaryError
+from trainer.checks import check_ranks
 from trainer.comm import connect, disconnect, lost_others
 from trainer.config import Config
 from trainer.session import Session
@@ -47,14 +48,15 @@ def train(
         torch.use_deterministic_algorithms(True, warn_only=True)
     comm = connect(config.trainer.nccl_timeout)
     try:
+        check_ranks(config, comm.size)
         session = Session(config, comm, notes=notes, dry_run=dry_run, stop=stop)
         try:
             if not dry_run:
                 session.run()
         finally:
             session.close()
-    except RuntimeError as error:
-        if not lost_others(error):
+    except (CkptError, RuntimeError) as error:
+        if isinstance(error, TemporaryError) or not lost_others(error):
             raise
         raise TemporaryError(
             f"rank {comm.rank} has lost another rank: {str(error).splitlines()[0]}",
