@@ -13,6 +13,8 @@ import threading
 import time
 from contextlib import suppress
 
+from ckptstore.layout import TEMPORARY_PREFIX
+
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d*)\r\n", re.IGNORECASE)
@@ -65,7 +67,10 @@ class NullS3:
         self._swallow(connection, length - len(body))
         if self._delay:
             time.sleep(self._delay)
-        if method == b"GET" and b"list-type" not in target:
+        conditional = b"\r\nif-none-match:" in head.lower()
+        if conditional and TEMPORARY_PREFIX.encode() in target:  # it asks whether we mind
+            connection.sendall(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
+        elif method == b"GET" and b"list-type" not in target:
             self._send_object(connection, head)
         elif method == b"HEAD":
             bucket_only = target.partition(b"?")[0].strip(b"/").count(b"/") == 0
