@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.servers.hadoop import Hadoop
 from tests.servers.seaweed import SeaweedFS
 from tests.servers.shared import shared, stop_all
 
@@ -17,6 +18,12 @@ FULL = os.environ.get("CKPTSTORE_TEST_FULL") == "1"
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> SeaweedFS:
     """The run's SeaweedFS."""
     return shared(SeaweedFS, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Hadoop:
+    """The run's Hadoop."""
+    return shared(Hadoop, tmp_path_factory)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,142 @@
+"""The conformance suite on a real Hadoop, through each of its clients."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from abc import abstractmethod
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+import requests
+from pyarrow import fs
+
+from ckptstore.backends import open_backend
+from ckptstore.backends.base import Backend
+from ckptstore.errors import UsageError
+from ckptstore.testing.conformance import BackendConformance
+from ckptstore.uri import StoreURI
+from tests.servers.hadoop import Hadoop
+
+_roots = itertools.count()
+
+
+class HadoopConformance(BackendConformance):
+    """A directory on the run's Hadoop; plain HTTP requests look behind the backend's back."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, hadoop: Hadoop, monkeypatch: pytest.MonkeyPatch, worker_id: str) -> None:
+        for key, value in hadoop.environment.items():
+            monkeypatch.setenv(key, value)
+        monkeypatch.setenv("HADOOP_USER_NAME", "root")
+        self.server = hadoop
+        self.root = f"conformance/{worker_id}/{os.getpid()}-{next(_roots)}"
+
+    @abstractmethod
+    def uri(self) -> str:
+        """The store's URI."""
+
+    def make(self) -> Backend:
+        return open_backend(StoreURI.parse(self.uri()))
+
+    def raw_write(self, key: str, data: bytes) -> None:
+        at = self._datanode("PUT", key, op="CREATE", overwrite="true")
+        requests.put(at, data, timeout=60).raise_for_status()
+
+    def raw_read(self, key: str) -> bytes | None:
+        at = self._datanode("GET", key, op="OPEN")
+        if not at:
+            return None
+        found = requests.get(at, timeout=60)
+        found.raise_for_status()
+        return found.content
+
+    def _datanode(self, verb: str, key: str, **params: str) -> str:
+        """Where a DataNode takes or gives a file; nothing when there is none."""
+        path = quote(f"/webhdfs/v1/{self.root}/{key}")
+        answer = requests.request(
+            verb,
+            f"http://{self.server.web_authority}{path}",
+            params={"user.name": "root", **params},
+            allow_redirects=False,
+            timeout=60,
+        )
+        if answer.status_code == 404:
+            return ""
+        assert answer.status_code == 307, answer.text
+        # The NameNode composes Unicode in the path, which would be another file's.
+        return urlsplit(answer.headers["location"])._replace(path=path).geturl()
+
+
+class TestNative(HadoopConformance):
+    """hdfs-native."""
+
+    def uri(self) -> str:
+        return f"hdfs://{self.server.authority}/{self.root}"
+
+
+class TestWeb(HadoopConformance):
+    """The `hdfs` package; Hadoop's own Java client looks behind its back."""
+
+    @pytest.fixture(autouse=True)
+    def _java(self, _server: None) -> None:
+        host, _, port = self.server.authority.partition(":")
+        self.java: Any = fs.HadoopFileSystem(host, int(port), user="root")
+
+    def uri(self) -> str:
+        return f"webhdfs://{self.server.web_authority}/{self.root}"
+
+    def raw_write(self, key: str, data: bytes) -> None:
+        with self.java.open_output_stream(f"/{self.root}/{key}") as f:
+            f.write(data)
+
+    def raw_read(self, key: str) -> bytes | None:
+        try:
+            with self.java.open_input_file(f"/{self.root}/{key}") as f:
+                found: bytes = f.readall()
+        except FileNotFoundError:
+            return None
+        return found
+
+
+class TestArrow(HadoopConformance):
+    """pyarrow with libhdfs, which cannot do all of it, and says so."""
+
+    def uri(self) -> str:
+        return f"hdfs://{self.server.authority}/{self.root}?client=pyarrow"
+
+    def test_it_works_after_a_fork(self, backend: Backend) -> None:
+        """A JVM does not: the child is told, and does not hang."""
+        backend.put("d/x", b"parent")
+        pid = os.fork()
+        if pid == 0:
+            told = False
+            try:
+                backend.read("d/x", 10)
+            except UsageError as error:
+                told = "fork" in str(error)
+            finally:
+                os._exit(0 if told else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def test_put_replaces_whole(self, backend: Backend) -> None:
+        """For a moment there is nothing: its rename deletes the target first. Never a mixture."""
+        contents = [bytes([65 + i]) * (1000 + i) for i in range(20)]
+        backend.put("d/lease", contents[0])
+        done = threading.Event()
+        seen: set[bytes | None] = set()
+
+        def look() -> None:
+            while not done.is_set():
+                seen.add(self.raw_read("d/lease"))
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        for content in contents:
+            backend.put("d/lease", content)
+        done.set()
+        reader.join()
+        assert seen <= {*contents, None}
+        assert self.raw_read("d/lease") == contents[-1]
