@@ -97,7 +97,7 @@ class NativeClient(HadoopClient):
                 config = {"dfs.client.socket-timeout": str(int(self.options.timeout * 1000))}
                 if ":" in self.address.removeprefix("hdfs://"):
                     # One NameNode: the defaults, made for failing over, try for minutes.
-                    config["dfs.client.failover.max.attempts"] = "3"
+                    config["dfs.client.failover.max.attempts"] = "1"
                 self._inner = hdfs_native.Client(self.address, config)
             return self._inner
 
@@ -141,7 +141,7 @@ class NativeClient(HadoopClient):
             return ConflictError(f"{printable(what)} exists already")
         remote = _REMOTE.match(text)
         if remote is not None:
-            message = remote[2].replace("\\n", "\n").removesuffix('")')
+            message = remote[2].removesuffix('")').replace("\\n", "\n").replace('\\"', '"')
             return from_remote(remote[1], message, what)
         if "NameNode hosts" in text:
             return UsageError(

@@ -120,7 +120,11 @@ class WebClient(HadoopClient):
         except requests.exceptions.Timeout as error:
             raise silent(self.address, self.options.timeout) from error
         except (requests.exceptions.RequestException, HTTPError, OSError) as error:
-            raise unreachable(self.address, _root_cause(error)) from error
+            cause = _root_cause(error)
+            if isinstance(cause, TimeoutError):
+                raise silent(self.address, self.options.timeout) from error
+            reason = cause.strerror if isinstance(cause, OSError) else None
+            raise unreachable(self.address, reason or str(cause)) from error
         except (ValueError, KeyError) as error:  # an answer that is no WebHDFS
             raise CkptError(
                 f"{self.address}{printable(what)}: this is not an answer of WebHDFS",
@@ -228,13 +232,11 @@ def _status(found: dict[str, Any], name: str) -> Status:
     )
 
 
-def _root_cause(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> BaseException:
     """The innermost reason: requests wraps urllib3, which wraps the operating system's."""
-    while True:
-        inner = error.__cause__ or error.__context__
-        if inner is None:
-            return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
+    return error
 
 
 class _WebSource(Source):
