@@ -45,6 +45,7 @@ DATA_FACTOR = 3
 """How many times longer than another request one for a block of data may take."""
 
 _REMOTE = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)', re.DOTALL)
+_WRAPPED = re.compile(r'\w+\("([^\[{"]+?):? *[\[{"]')
 _KEPT_SECONDS = 3.0  # hdfs-native keeps idle connections to DataNodes that long
 
 
@@ -156,6 +157,8 @@ class NativeClient(HadoopClient):
             return UsageError(f"{printable(what)}: {printable(reason)}")
         if text.startswith("ChecksumError"):
             return from_remote("ChecksumException", reason, what)
+        plain = _WRAPPED.match(reason)  # without the list of DataNodes in Rust's notation
+        reason = plain[1] if plain is not None else reason
         return TemporaryError(f"{printable(what)}: {printable(reason)}")
 
     def status(self, path: str) -> Status | None:

@@ -86,7 +86,9 @@ def test_no_store_is_said_only_by_a_namenode(uri: str, source: Path) -> None:
             ref = f"{where}/r@1" if "push" in command else where
             ckpt(*command, f"{ref}?timeout=20").failed(8, f"127.0.0.1:{port}", "refused")
         silent.listen()
-        ckpt("list", f"{scheme}://127.0.0.1:{port}/x?timeout=1").failed(8, "not answered", str(port))
+        ckpt("list", f"{scheme}://127.0.0.1:{port}/x?timeout=1").failed(
+            8, "not answered", str(port)
+        )
 
 
 @pytest.fixture

@@ -19,12 +19,16 @@ from pyarrow import fs
 from ckptstore.backends import open_backend
 from ckptstore.backends.base import Backend
 from ckptstore.errors import CkptError, UsageError
-from ckptstore.testing.conformance import BackendConformance
+from ckptstore.testing.conformance import NAMES, BackendConformance
 from ckptstore.uri import StoreURI
+from tests.conftest import FULL
 from tests.servers.hadoop import Hadoop
 
 BASIC_PLANE = "\uffff"
 """The last character that libhdfs knows: it takes others for two."""
+
+TRIED = ("a[1].pt", "%2F%41", "a+b&c=d;e,f", "back\\slash", "ünïcödé-日本語-🙂", "e\u0301", "a:b")
+"""The names that take their turn in a short run; the others lie beside them."""
 
 _roots = itertools.count()
 
@@ -39,6 +43,11 @@ class HadoopConformance(BackendConformance):
         monkeypatch.setenv("HADOOP_USER_NAME", "root")
         self.server = hadoop
         self.root = f"conformance/{worker_id}/{os.getpid()}-{next(_roots)}"
+
+    @pytest.mark.parametrize("index", [i for i, name in enumerate(NAMES) if FULL or name in TRIED])
+    def test_names_are_exact(self, backend: Backend, index: int) -> None:
+        """As everywhere; each turn writes all of the names, which takes its time here."""
+        super().test_names_are_exact(backend, index)
 
     @abstractmethod
     def uri(self) -> str:

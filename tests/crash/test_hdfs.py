@@ -15,7 +15,7 @@ import pytest
 
 import ckptstore
 from ckptstore.backends.hadoop import HadoopBackend
-from ckptstore.backends.hadoopclient import HadoopClient, HadoopOptions, Sink
+from ckptstore.backends.hadoopclient import HadoopClient, HadoopOptions, Sink, Source, Status
 from ckptstore.layout import is_temporary
 from ckptstore.maintenance import verify
 from ckptstore.saveoptions import SaveOptions
@@ -58,14 +58,18 @@ class _Mortal(HadoopClient):
         self._inner = inner
         self._tick = countdown.tick
         self.address = inner.address
-        self.status, self.list, self.open, self.read = (  # type: ignore[method-assign]
-            inner.status,
-            inner.list,
-            inner.open,
-            inner.read,
-        )
 
-    status = list = open = None  # type: ignore[assignment] # they are the inner client's
+    def status(self, path: str) -> Status | None:
+        return self._inner.status(path)
+
+    def list(self, path: str) -> list[Status] | None:
+        return self._inner.list(path)
+
+    def read(self, path: str, limit: int) -> bytes:
+        return self._inner.read(path, limit)
+
+    def open(self, path: str) -> Source:
+        return self._inner.open(path)
 
     def create(self, path: str, *, executable: bool = False) -> Sink:
         self._tick()
@@ -170,40 +174,35 @@ def test_a_datanode_that_dies_in_a_push_leaves_nothing_half_committed(
     """The push ends with exit code 8; once the DataNode is back the same push succeeds."""
     tree = make_tree(tmp_path / "tree", 3, {"a.bin": 1000, "big.bin": 150_000_000})
     uris = [f"hdfs://{own.authority}/dn", f"webhdfs://{own.web_authority}/dnw"]
-    pushes = [start("push", tree, f"{uri}/{RUN}@1?timeout=5", "--quiet") for uri in uris]
+    pushes = [start("push", tree, f"{uri}/{RUN}@1?timeout=2", "--quiet") for uri in uris]
     for uri in uris:
-        _until_data_flows(Store(ckptstore.open_store(uri).catalog.backend))
+        _until_data_flows(ckptstore.open_store(uri))
     own.kill("datanode")
     for push in pushes:
         _, err = push.communicate(timeout=120)
         assert push.returncode == 8, err
         assert "Traceback" not in err
-        assert "error:" in err
-    for uri in uris:
-        store = ckptstore.open_store(uri)
-        assert [row for row in store.rows() if row.state != "unfinished"] == []
+        assert "error: " in err
+        assert "Proto" not in err
     own.start()
     for uri in uris:
+        assert _check(ckptstore.open_store(uri)) == []
         ckpt_process("push", tree, f"{uri}/{RUN}@1", "--quiet").ok()
         assert _check(ckptstore.open_store(uri)) == [f"{RUN}@1"]
 
 
 def _until_data_flows(store: Store) -> None:
+    backend = store.catalog.backend
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        if any("big.bin" in e.key or is_temporary(e.key) for e in _data_files(store)):
+        directories = [e.key for e in backend.list(RUN) if "-step-" in e.key]
+        if any(is_temporary(e.key) for key in directories for e in backend.list(key)):
             return
         time.sleep(0.02)
     raise AssertionError("the push did not begin")
 
 
-def _data_files(store: Store) -> list[Any]:
-    backend = store.catalog.backend
-    directories = [e.key for e in backend.list(RUN) if "-step-" in e.key]
-    return [entry for key in directories for entry in backend.list(key)]
-
-
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL] if FULL else [signal.SIGSTOP])
 def test_without_a_namenode_the_exit_code_says_try_again(
     own: Hadoop, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -218,8 +217,8 @@ def test_without_a_namenode_the_exit_code_says_try_again(
         os.kill(own.pid("namenode"), number)
     try:
         for uri in uris:
-            ckpt_process("list", f"{uri}?timeout=2").failed(8, "127.0.0.1")
-            ckpt_process("push", tree, f"{uri}/{RUN}@2?timeout=2").failed(8, "127.0.0.1")
+            ckpt_process("list", f"{uri}?timeout=1").failed(8, "127.0.0.1")
+            ckpt_process("push", tree, f"{uri}/{RUN}@2?timeout=1").failed(8, "127.0.0.1")
     finally:
         if number == signal.SIGSTOP:
             os.kill(own.pid("namenode"), signal.SIGCONT)

@@ -107,6 +107,7 @@ class Hadoop(Server):
             "fs.defaultFS": f"hdfs://{self.authority}",
             "hadoop.tmp.dir": self.folder / "tmp",
             "hadoop.security.group.mapping": groups,
+            "ipc.client.connect.retry.interval": 100,  # the DataNode's, when the NameNode is back
         }
         hdfs: dict[str, Any] = {
             "dfs.replication": 1,
@@ -117,7 +118,7 @@ class Hadoop(Server):
             "dfs.namenode.secondary.http-address": "127.0.0.1:0",
             "dfs.webhdfs.enabled": "true",
             "dfs.permissions.enabled": "true",
-            "dfs.namenode.safemode.threshold-pct": 0,
+            "dfs.namenode.safemode.threshold-pct": 0.999,  # it serves once it knows the blocks
             "dfs.namenode.safemode.extension": 0,
             "dfs.namenode.fs-limits.min-block-size": 1024 * 1024,
             # A killed process costs nothing here, and no test cuts the power.
@@ -150,16 +151,19 @@ class Hadoop(Server):
         return state is not None and not state["Safemode"]
 
     def _stores(self) -> bool:
-        """Whether the NameNode has heard from this DataNode and counts it."""
+        """Whether the NameNode has heard from this DataNode, and of its blocks."""
         node = _bean(self.port("data-http"), "DataNode,name=DataNodeInfo")
-        if node is None:
+        if node is None or "BPServiceActorInfo" not in node:
             return False
         actors = json.loads(node["BPServiceActorInfo"])
         heard = bool(actors) and all(
             a["ActorState"] == "RUNNING" and int(a["LastHeartbeat"]) < 5 for a in actors
         )
         nodes = _bean(self.port("http"), "NameNode,name=FSNamesystemState")
-        return heard and nodes is not None and nodes["NumLiveDataNodes"] == 1
+        blocks = _bean(self.port("http"), "NameNode,name=NameNodeInfo")
+        if nodes is None or blocks is None:
+            return False
+        return heard and nodes["NumLiveDataNodes"] == 1 and blocks["NumberOfMissingBlocks"] == 0
 
 
 def _bean(port: int, name: str) -> dict[str, Any] | None:
