@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from pyarrow import fs
 
 from ckptstore.backends import open_backend
 from ckptstore.backends.base import Backend
-from ckptstore.errors import CkptError, UsageError
+from ckptstore.errors import AccessDeniedError, CkptError, TemporaryError, UsageError
 from ckptstore.testing.conformance import NAMES, BackendConformance
 from ckptstore.uri import StoreURI
 from tests.conftest import FULL
 from tests.servers.hadoop import Hadoop
+from tests.servers.process import free_port
 
 BASIC_PLANE = "\uffff"
 """The last character that libhdfs knows: it takes others for two."""
@@ -48,6 +50,37 @@ class HadoopConformance(BackendConformance):
     def test_names_are_exact(self, backend: Backend, index: int) -> None:
         """As everywhere; each turn writes all of the names, which takes its time here."""
         super().test_names_are_exact(backend, index)
+
+    def test_a_server_that_is_not_there_is_no_empty_place(self) -> None:
+        """Refused is an error that can pass, with the address; never "not there"."""
+        port = free_port()
+        closed = re.sub(r"127.0.0.1:\d+", f"127.0.0.1:{port}", self.uri())
+        backend = open_backend(StoreURI.parse(closed))
+        for call in (backend.stat, backend.list, backend.open_reader):
+            with pytest.raises(TemporaryError, match=str(port)):
+                call("d/x")
+        backend.close()
+
+    def test_what_one_may_not_see_is_not_absent(
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another user looks into a closed directory."""
+        backend.put("closed/x", b"x")
+        native = hdfs_native.Client(f"hdfs://{self.server.authority}")
+        native.set_permission(f"/{self.root}/closed", 0o700)
+        monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
+        other = self.make()
+        for call in (other.stat, other.list, other.open_reader):
+            for key in ("closed/x", "closed/y"):
+                with pytest.raises(AccessDeniedError, match="ermission denied"):
+                    call(key)
+        with pytest.raises(AccessDeniedError):
+            other.put("closed/y", b"y")
+        other.close()
+
+    def test_a_name_of_hdfs_itself_is_refused(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match=r"\.snapshot"):
+            backend.open_writer("d/.snapshot/x")
 
     @abstractmethod
     def uri(self) -> str:
