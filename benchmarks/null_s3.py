@@ -67,6 +67,10 @@ class NullS3:
         self._swallow(connection, length - len(body))
         if self._delay:
             time.sleep(self._delay)
+        self._reply(connection, method, target, head)
+        return True
+
+    def _reply(self, connection: socket.socket, method: bytes, target: bytes, head: bytes) -> None:
         conditional = b"\r\nif-none-match:" in head.lower()
         if conditional and TEMPORARY_PREFIX.encode() in target:  # it asks whether we mind
             connection.sendall(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
@@ -92,7 +96,6 @@ class NullS3:
             )
         else:
             self._answer(connection, b"", None, b'ETag: "0"\r\n')
-        return True
 
     def _answer(
         self, connection: socket.socket, body: bytes, length: int | None = None, extra: bytes = b""

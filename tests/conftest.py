@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.servers.hadoop import Hadoop
 from tests.servers.nfs import NFS
 from tests.servers.rclone import Rclone
 from tests.servers.seaweed import SeaweedFS
@@ -31,6 +32,12 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Rclone:
 def nfs(tmp_path_factory: pytest.TempPathFactory) -> NFS:
     """The run's NFS server and clients."""
     return shared(NFS, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Hadoop:
+    """The run's Hadoop."""
+    return shared(Hadoop, tmp_path_factory)
 
 
 @pytest.hookimpl(trylast=True)

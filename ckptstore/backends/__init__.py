@@ -6,7 +6,7 @@ from ckptstore.backends.base import Backend
 from ckptstore.errors import UsageError, printable
 from ckptstore.uri import StoreURI
 
-SCHEMES = ("file", "s3", "memory")
+SCHEMES = ("file", "s3", "hdfs", "webhdfs", "swebhdfs", "memory")
 """The schemes of storage URIs that this version opens."""
 
 
@@ -36,6 +36,14 @@ def open_backend(uri: StoreURI) -> Backend:
         from ckptstore.backends.memory import MemoryBackend
 
         return MemoryBackend.from_uri(uri)
+    if uri.scheme == "hdfs":
+        from ckptstore.backends import hdfs
+
+        return hdfs.from_uri(uri)
+    if uri.scheme in ("webhdfs", "swebhdfs"):
+        from ckptstore.backends import webhdfs
+
+        return webhdfs.from_uri(uri)
     raise UsageError(
         f"unknown storage scheme {printable(uri.scheme)!r}",
         hint=f"known: a local path, {', '.join(f'{s}://' for s in SCHEMES)}",

@@ -370,6 +370,7 @@ class BackendConformance(ABC):
         import os
 
         backend.put("d/x", b"parent")
+        assert backend.read("d/x", 10) == b"parent"
         pid = os.fork()
         if pid == 0:
             ok = False
