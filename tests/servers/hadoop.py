@@ -124,6 +124,8 @@ class Hadoop(Server):
             # A killed process costs nothing here, and no test cuts the power.
             "dfs.namenode.edits.noeditlogchannelflush": "true",
             "dfs.heartbeat.interval": 1,
+            # A file closes before its only copy was reported: with one DataNode that takes a while.
+            "dfs.namenode.file.close.num-committed-allowed": 1,
             # A file is complete once its DataNode has said so, which a client may ask too early.
             "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": 10,
             "dfs.namenode.heartbeat.recheck-interval": 1000,

@@ -285,7 +285,7 @@ class Training:
     lab: Lab
     directory: Path
     settings: list[str] = field(default_factory=list)
-    place: Path | None = None
+    place: Path | str | None = None
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
