@@ -135,15 +135,22 @@ class Adding:
         check_new_path(path)
         self._empty.append(path)
 
-    def adopt(self, entry: FileEntry, source_key: str) -> bool:
+    def adopt(self, entry: FileEntry, source_key: str, *, given_up: bool = False) -> bool:
         """Take a stored file, known to have the content of ``entry``, without moving its bytes.
+
+        Args:
+            entry: What it is.
+            source_key: Where it is.
+            given_up: It belongs to a save that was given up, so it may also be taken from there.
 
         Returns:
             Whether that could be done here.
         """
         self._check_running()
         target = self._keys.file(self.name, entry.path)
-        if self._backend.copy(source_key, target, executable=entry.exec) is None:
+        if self._backend.copy(source_key, target, executable=entry.exec) is None and not (
+            given_up and self._backend.take(source_key, target)
+        ):
             return False
         self._reserve(entry.path)
         self.complete(entry, 0)

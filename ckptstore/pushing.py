@@ -53,6 +53,7 @@ class _Stored:
 
     key: str
     entry: FileEntry
+    given_up: bool = False
 
 
 @dataclass
@@ -204,7 +205,8 @@ class _Push:
         A file has its name only when it is complete. Those that the journal has no digests of are
         hashed here.
         """
-        if not self.catalog.backend.capabilities.moves_no_bytes:
+        can = self.catalog.backend.capabilities
+        if not (can.moves_no_bytes or can.takes):
             return []
         root = RunKeys(self.run_name).directory(name)
         journal = held.lease.files if held is not None and held.lease is not None else ()
@@ -219,10 +221,10 @@ class _Push:
             if entry is None or entry.size != listed.size or entry_problem(entry):
                 unknown.append((path, listed.key, listed.size))
             else:
-                stored.append(_Stored(listed.key, entry))
+                stored.append(_Stored(listed.key, entry, given_up=True))
         for (_, key, _), entry in zip(unknown, self._hash_stored(unknown), strict=True):
             if entry is not None:
-                stored.append(_Stored(key, entry))
+                stored.append(_Stored(key, entry, given_up=True))
         return stored
 
     def _hash_stored(self, files: Sequence[tuple[str, str, int]]) -> list[FileEntry | None]:
@@ -264,7 +266,7 @@ class _Push:
             for (f, stored), whole in zip(equal, intact, strict=True):
                 crc = stored.entry.crc64nvme
                 entry = msgspec.structs.replace(self.known[f.path], crc64nvme=crc)
-                if whole and self._adopt(save, entry, stored.key):
+                if whole and self._adopt(save, entry, stored):
                     del remaining[f.path]
                     self._progress(f.size)
         save.add_transfers(
@@ -288,9 +290,10 @@ class _Push:
     ) -> dict[str, list[_Stored]]:
         sizes = {f.path: f.size for f in self.source.files}
         found: dict[str, list[_Stored]] = {}
-        if not self.catalog.backend.capabilities.moves_no_bytes:
-            return found
-        for stored in [s for one in dead for s in one.stored] + self._stored_in(bases):
+        known = [s for one in dead for s in one.stored]
+        if self.catalog.backend.capabilities.moves_no_bytes:
+            known += self._stored_in(bases)
+        for stored in known:
             path = stored.entry.path
             if sizes.get(path) == stored.entry.size:
                 found.setdefault(path, []).append(stored)
@@ -347,9 +350,9 @@ class _Push:
             return False
 
     @staticmethod
-    def _adopt(save: Save, entry: FileEntry, key: str) -> bool:
+    def _adopt(save: Save, entry: FileEntry, stored: _Stored) -> bool:
         try:
-            return save.adopt(entry, key)
+            return save.adopt(entry, stored.key, given_up=stored.given_up)
         except NotFoundError:  # deleted since it was listed
             return False
 

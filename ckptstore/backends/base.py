@@ -31,6 +31,7 @@ class Capabilities:
             one succeeds. Without it saves still work (names are unique), but orphans are not
             collected automatically.
         moves_no_bytes: ``copy`` does not send the bytes through this machine.
+        takes: ``take`` works here.
         durable_sync: After ``sync`` (and ``finish``) data survives a power cut.
         parallel_blocks: A writer takes its blocks from several threads in any order.
         parallel_limit: Up to how many bytes of a file that is so; ``None`` is no limit.
@@ -43,6 +44,7 @@ class Capabilities:
 
     exclusive_create: bool = True
     moves_no_bytes: bool = True
+    takes: bool = False
     durable_sync: bool = True
     parallel_blocks: bool = True
     parallel_limit: int | None = None
@@ -267,6 +269,21 @@ class Backend(ABC):
             NotFoundError: there is no ``source``.
             ConflictError: ``target`` exists.
         """
+
+    def take(self, source: str, target: str) -> bool:
+        """Give an object another key, which must be free; nothing is left at the old one.
+
+        Only for what lies in the directory of a save that has been given up: nobody reads there.
+
+        Returns:
+            Whether that was done; ``False`` when it cannot be done here (nothing was changed).
+
+        Raises:
+            NotFoundError: there is no ``source``.
+            ConflictError: ``target`` exists.
+        """
+        del source, target
+        return False
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ class HadoopBackend(Backend):
         self.capabilities = Capabilities(
             exclusive_create=client.exclusive_rename,
             moves_no_bytes=False,
+            takes=client.exclusive_rename,
             durable_sync=client.durable,
             parallel_blocks=False,
             parallel_reads=PARALLEL_READS,
@@ -191,6 +192,16 @@ class HadoopBackend(Backend):
         """See :class:`Backend`. HDFS has neither links nor copies on its own side."""
         del source, target, executable
         return None
+
+    def take(self, source: str, target: str) -> bool:
+        """See :class:`Backend`."""
+        if not self.capabilities.takes:
+            return False
+        from_path, to_path = self._path(source), self._new_path(target)
+        self._client.make_directories(to_path.rpartition("/")[0])
+        if not self._client.rename(from_path, to_path):
+            raise ConflictError(f"{printable(target)} exists already")
+        return True
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :class:`Backend`."""

@@ -340,6 +340,23 @@ class BackendConformance(ABC):
         with pytest.raises(NotFoundError):
             backend.copy("d/x", "e/f/w")
 
+    def test_taking_moves_an_object_and_never_replaces(self, backend: Backend) -> None:
+        """Where it works at all; elsewhere it changes nothing."""
+        self.raw_write("d/x", b"content")
+        assert backend.take("d/x", "e/f/y") is backend.capabilities.takes
+        if not backend.capabilities.takes:
+            assert self.raw_read("d/x") == b"content"
+            return
+        assert self.raw_read("e/f/y") == b"content"
+        assert self.raw_read("d/x") is None
+        self.raw_write("d/z", b"z")
+        with pytest.raises(ConflictError):
+            backend.take("d/z", "e/f/y")
+        assert self.raw_read("e/f/y") == b"content"
+        assert self.raw_read("d/z") == b"z"
+        with pytest.raises(NotFoundError):
+            backend.take("d/x", "e/f/w")
+
     # Time, hints, syncing
 
     def test_the_clock_is_that_of_the_objects(self, backend: Backend) -> None:

@@ -88,6 +88,10 @@ class HookedBackend(Backend):
             "copy", target, lambda: self.inner.copy(source, target, executable=executable)
         )
 
+    def take(self, source: str, target: str) -> bool:
+        """See :class:`Backend`."""
+        return self.around("take", target, lambda: self.inner.take(source, target))
+
     def delete(self, keys: Iterable[str]) -> None:
         """See :class:`Backend`. Every key is an operation of its own."""
         for key in keys:

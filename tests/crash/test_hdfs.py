@@ -147,7 +147,7 @@ def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
 
     rng = random.Random(5)
     points = range(200) if FULL else sorted(rng.sample(range(60), 5))
-    seen = []
+    seen, taken = [], []
     for point in points:
         root = f"{base}/{point}"
         died = killed(root, point)
@@ -156,16 +156,21 @@ def test_a_push_killed_anywhere_is_absent_or_whole_and_goes_on(
         seen.append(len(refs))
         assert died or refs == [f"{RUN}@1"]
         listed = store.catalog.backend.list("", recursive=True)
+        not_yet = sum(p.stat().st_size for p in tree.rglob("*") if p.is_file())
         for entry in listed:  # what has its name is whole
             if not is_temporary(entry.key) and entry.key.endswith("w.bin"):
                 assert entry.size == (tree / "actor/w.bin").stat().st_size
+                not_yet -= entry.size
         result = store.push(tree, RUN, 1, OPTIONS)
+        assert result.sent <= not_yet, "what had arrived was sent again"
+        taken.append(not_yet < 1000)
         assert result.created is not bool(refs)
         assert _check(store) == [f"{RUN}@1"]
         check_pull(store, RUN, 1, tree, tmp_path / "pulled")
         if FULL and not died:
             break
     assert 0 in seen
+    assert any(done and not refs for done, refs in zip(taken, seen, strict=True)), "none taken over"
 
 
 def test_a_datanode_that_dies_in_a_push_leaves_nothing_half_committed(
