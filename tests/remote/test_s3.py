@@ -22,7 +22,7 @@ from tests.remote.test_faults import _ref as ref
 from tests.servers.proxy import FaultyProxy
 from tests.servers.rclone import Rclone
 from tests.servers.s3 import Bucket, client
-from tests.servers.seaweed import SeaweedFS
+from tests.servers.seaweed import ACCESS_KEY, PUBLIC_BUCKET, SECRET_KEY, SeaweedFS
 
 NAMES = ("with space", "a[1].pt", "st*r", "q?x", "hash#tag", "100%", "a+b", "ünïcödé-日本語")
 
@@ -131,6 +131,59 @@ def test_a_profile_of_the_aws_configuration_gives_key_and_endpoint(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     found = ckptstore.open_store(f"s3://{bucket.name}/{bucket.prefix}?profile=lab")
     assert found.id == store.id
+
+
+def test_a_public_bucket_is_read_without_credentials(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    s3 = client(bucket.server)
+    if PUBLIC_BUCKET not in s3.ls(""):
+        s3.call_s3("create_bucket", Bucket=PUBLIC_BUCKET)
+    place = f"s3://{PUBLIC_BUCKET}/{bucket.prefix}?endpoint_url={bucket.server.endpoint}"
+    tree = make_tree(tmp_path / "tree", 1)
+    ckpt("push", tree, ref(place, "r@1")).ok()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    ckpt("pull", ref(f"{place}&anon=true", "r@1"), tmp_path / "back").ok()
+    ckpt("verify", ref(f"{place}&anon=true", "r@1"), "--deep").ok()
+    ckpt("push", tree, ref(f"{place}&anon=true", "r@2")).failed(7)
+    assert check_store(f"{place}&anon=true") == ["r@1"]
+
+
+def test_credentials_that_expire_are_renewed(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a role's do. These are over in a minute, so each request wants new ones."""
+    asked = tmp_path / "asked"
+    program = tmp_path / "credentials.py"
+    program.write_text(
+        "import datetime, json\n"
+        f"open({str(asked)!r}, 'a').write('x')\n"
+        "end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)\n"
+        "print(json.dumps({'Version': 1, 'Expiration': end.isoformat(),"
+        f" 'AccessKeyId': {ACCESS_KEY!r}, 'SecretAccessKey': {SECRET_KEY!r}}}))\n"
+    )
+    config = tmp_path / "config"
+    config.write_text(f"[profile role]\ncredential_process = {sys.executable} {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    store = ckptstore.open_store(bucket.uri(profile="role"))
+    store.create()
+    first = len(asked.read_text())
+    assert store.runs() == []
+    assert len(asked.read_text()) > first >= 1
+
+
+def test_many_keys_are_deleted_a_thousand_at_a_time(bucket: Bucket, seaweed: SeaweedFS) -> None:
+    with FaultyProxy(seaweed.port("s3")) as proxy:
+        store = S3Backend.from_uri(StoreURI.parse(bucket.uri(endpoint_url=proxy.endpoint)))
+        for i in range(5):
+            bucket.write(f"d/{i}", b"x")
+        proxy.seen.clear()
+        store.delete([f"d/{i}" for i in range(2500)])
+        assert len([t for m, t in proxy.seen if m == "POST" and "delete" in t]) == 3
+        assert store.list("d", recursive=True) == []
 
 
 @pytest.mark.parametrize("command", ["list", "push"])

@@ -13,6 +13,8 @@ from typing import ClassVar
 from tests.servers.process import Server
 
 ACCESS_KEY = "test-access-key"
+PUBLIC_BUCKET = "public-bucket"
+"""What anyone may read."""
 SECRET_KEY = "test-secret-key-of-no-value"
 
 
@@ -44,7 +46,11 @@ class SeaweedFS(Server):
                             "name": "admin",
                             "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
                             "actions": ["Admin", "Read", "List", "Tagging", "Write"],
-                        }
+                        },
+                        {
+                            "name": "anonymous",
+                            "actions": [f"Read:{PUBLIC_BUCKET}", f"List:{PUBLIC_BUCKET}"],
+                        },
                     ]
                 }
             )
