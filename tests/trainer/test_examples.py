@@ -13,7 +13,7 @@ from trainer.settings import load_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGURATIONS = sorted(
-    path for path in EXAMPLES.glob("*.yaml") if re.search("^model:", path.read_text(), re.M)
+    path for path in EXAMPLES.glob("*.yaml") if re.search("^model:", path.read_text(), re.MULTILINE)
 )
 
 

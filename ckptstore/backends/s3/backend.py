@@ -132,9 +132,12 @@ class S3Backend(Backend):
         )
 
     def _entries(self, page: dict[str, Any]) -> Iterator[Entry]:
-        skip = len(self.client.options.prefix)
+        prefix = self.client.options.prefix
+        skip = len(prefix)
         for found in page.get("Contents", ()):
             key: str = found["Key"][skip:]
+            if not found["Key"].startswith(prefix):
+                raise CkptError(f"{self.uri}: the server lists what it was not asked for")
             if key and not key.endswith("/"):  # other programs' marks of empty directories
                 yield Entry(key, found["Size"], _seconds(found["LastModified"]))
         for found in page.get("CommonPrefixes", ()):
