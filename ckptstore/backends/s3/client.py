@@ -25,6 +25,8 @@ _loader = create_loader()  # what S3's API looks like: large, and the same for e
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threading.Lock()
+
+
 _loader = create_loader()  # what S3's API looks like: large, and the same for every client
 
 
@@ -94,6 +96,34 @@ class S3Client:
         except BotoCoreError as error:
             raise self.meaning(error, None) from error
         self._bucket_seen = True
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return str(self._client().meta.endpoint_url)
+
+    @property
+    def region(self) -> str:
+        """The region that requests are signed for."""
+        return str(self._client().meta.region_name)
+
+    @property
+    def identity(self) -> str:
+        """Which credentials are used, for people: where they are from, and how the key ends.
+
+        Raises:
+            CkptError: they could not be had.
+        """
+        if self.options.anon:
+            return "no credentials (anon)"
+        try:
+            session = botocore.session.Session(profile=self.options.profile)
+            found = session.get_credentials()
+        except BotoCoreError as error:
+            raise self.meaning(error, None) from error
+        if found is None:
+            return "no credentials"
+        return f"the key …{found.access_key[-4:]} ({found.method})"
 
     def _client(self) -> Any:
         client = self._clients.get(os.getpid())
