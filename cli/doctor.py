@@ -78,6 +78,8 @@ def doctor(
     elif not quiet:
         _show(out, found)
     _judge(str(uri), found)
+    if not json:
+        out.note(_summary(str(uri), found, dry_run))
 
 
 def as_json(finding: Finding) -> dict[str, Any]:
@@ -108,8 +110,8 @@ def _show(out: Output, found: Sequence[Finding]) -> None:
     out.table(("CHECK", "VERDICT", "DETAILS"), rows)
     for finding in found:
         if finding.command:
-            out.note(f"\nfor {finding.check}:\n")
-            out.note(finding.command)
+            for line in ("", f"for {finding.check}:", "", finding.command, ""):
+                out.note(line)
 
 
 def _judge(uri: str, found: Sequence[Finding]) -> None:
@@ -120,9 +122,21 @@ def _judge(uri: str, found: Sequence[Finding]) -> None:
 
     failed = [finding for finding in found if finding.verdict == "failed"]
     for finding in failed:
-        show_error(f"{redact(uri)} is not safe: {finding.check}: {finding.detail}", finding.hint)
+        state = "is not safe" if finding.exit_code == 1 else "cannot be used"
+        show_error(f"{redact(uri)} {state}: {finding.check}: {finding.detail}", finding.hint)
     if failed:
         raise typer.Exit(verdict_code(found))
+
+
+def _summary(uri: str, found: Sequence[Finding], dry_run: bool) -> str:
+    from ckptstore.uri import redact
+    from cli.output import plural
+
+    if dry_run:
+        return f"{redact(uri)} was only looked at: nothing was tried out"
+    warnings = sum(finding.verdict == "warning" for finding in found)
+    noted = f", with {plural(warnings, 'warning')}" if warnings else ""
+    return f"{redact(uri)} is safe for checkpoints{noted}"
 
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}

@@ -22,6 +22,7 @@ ABANDONED_DAYS = 7
 """After so many days the rule that is proposed gives up an upload; a save must not take longer."""
 
 OLD_VERSION_DAYS = 7
+_NO_SUCH_SETTING = "the server knows no such setting"
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
 
 Rule = Mapping[str, Any]
@@ -58,12 +59,12 @@ def _place(client: S3Client) -> Finding:
     )
 
 
-def _setting(client: S3Client, operation: str, none: str) -> dict[str, Any]:
-    """A setting of the bucket; empty when it is not set.
+def _ask(client: S3Client, operation: str, none: str = "") -> dict[str, Any] | None:
+    """The answer to a question about a setting of the bucket; ``None`` when it is not set.
 
     Args:
         client: The client of the bucket.
-        operation: What asks for it.
+        operation: The question.
         none: The code of the answer that says that it is not set.
 
     Raises:
@@ -74,22 +75,24 @@ def _setting(client: S3Client, operation: str, none: str) -> dict[str, Any]:
     except (BotoCoreError, ClientError) as error:
         code, status = code_of(error)
         if code == none:
-            return {}
+            return None
         meaning = client.meaning(error, None)
         if isinstance(meaning, AccessDeniedError):
             raise _UnknownError("these credentials may not look at it") from error
         if status in (400, 404, 405, 501) or code == "NotImplemented":
-            raise _UnknownError("the server knows no such setting") from error
+            raise _UnknownError(_NO_SUCH_SETTING) from error
         if isinstance(meaning, TemporaryError) and status:  # it answers, though not this
             raise _UnknownError(f"the server could not tell: {meaning}") from error
         raise meaning from error
 
 
 def _rules(client: S3Client) -> list[Rule]:
-    found = _setting(
-        client, "get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"
-    ).get("Rules", ())
-    return [_modern(rule) for rule in found]
+    answer = _ask(client, "get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration")
+    if answer is None:
+        return []
+    if "Rules" not in answer:  # some servers answer another question
+        raise _UnknownError(_NO_SUCH_SETTING)
+    return [_modern(rule) for rule in answer["Rules"]]
 
 
 def _modern(rule: Rule) -> Rule:
@@ -129,7 +132,7 @@ def _in_force(client: S3Client, rules: Sequence[Rule], *, whole: bool) -> list[R
 def _versions(client: S3Client, rules: Sequence[Rule] | None, wanted: list[Rule]) -> Finding:
     check = "versions"
     try:
-        status = _setting(client, "get_bucket_versioning", "").get("Status")
+        status = (_ask(client, "get_bucket_versioning") or {}).get("Status")
     except _UnknownError as error:
         return Finding.skipped(check, str(error))
     if status != "Enabled":
@@ -218,12 +221,14 @@ def _command(client: S3Client, rules: Sequence[Rule]) -> str:
 def _lock(client: S3Client) -> Finding:
     check = "object-lock"
     try:
-        found = _setting(
+        answer = _ask(
             client, "get_object_lock_configuration", "ObjectLockConfigurationNotFoundError"
         )
     except _UnknownError as error:
         return Finding.skipped(check, str(error))
-    kept = found.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
+    if answer is not None and "ObjectLockConfiguration" not in answer:
+        return Finding.skipped(check, _NO_SUCH_SETTING)
+    kept = (answer or {}).get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
     if not kept:
         return Finding.ok(check, "nothing keeps objects from being deleted")
     unit = "Years" if "Years" in kept else "Days"

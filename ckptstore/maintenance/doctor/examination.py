@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, suppress
 
 from ckptstore.backends.base import Backend
 from ckptstore.backends.findings import Finding, attempt
 from ckptstore.catalog import Catalog
-from ckptstore.errors import AccessDeniedError, CkptError, TemporaryError, printable
+from ckptstore.errors import AccessDeniedError, CkptError, ConflictError, TemporaryError, printable
 from ckptstore.ids import default_ids, random_letters
 from ckptstore.layout import TEMPORARY_PREFIX
 from ckptstore.maintenance.doctor import data, keys, names, times
@@ -88,7 +89,9 @@ def examine(
 def _reach(backend: Backend) -> Finding | None:
     """What keeps the place from being reached; ``None`` when nothing does."""
     try:
-        backend.stat("")
+        found = backend.stat("")
+        if found is not None and not found.is_directory:
+            raise ConflictError(f"{backend.uri} is a file", hint="name a directory")
     except CkptError as error:
         return Finding("place", "failed", str(error), error.hint, exit_code=error.exit_code)
     return None
@@ -112,7 +115,7 @@ def _store(backend: Backend) -> Finding:
         return Finding.warning(
             "store",
             "there is no store here, and the place is not empty",
-            f"take another place, or make it a store: ckpt init {backend.uri} --force",
+            f"take another place, or make it a store: ckpt init {shlex.quote(backend.uri)} --force",
         )
     return Finding.ok("store", "none yet: the first save makes one")
 
@@ -161,15 +164,24 @@ def _trials(bench: Bench, tell: Progress) -> Iterator[Finding]:
 def _clean_up(bench: Bench) -> Finding:
     check = "clean-up"
     try:
-        bench.here.remove_tree(bench.scratch)
-        left = len(bench.other.list(bench.scratch)) + len(bench.other.unfinished(bench.scratch))
+        removed = bench.within_patience(lambda: _removed(bench))
     except AccessDeniedError as error:
         detail = f"{bench.scratch} could not be removed: {error}"
         hint = "who saves here must be allowed to delete, or nothing is ever freed"
         return Finding(check, "failed", detail, hint, exit_code=error.exit_code)
-    if left:
-        return Finding.failed(check, f"{left} things stay in {bench.scratch} after its removal")
+    if removed is None:
+        return Finding.failed(check, f"{bench.scratch} is still there after its removal")
     return Finding.ok(check, "all that was written for this is removed")
+
+
+def _removed(bench: Bench) -> bool:
+    """Remove all that was made; whether nothing of it is left, by the second client's eyes."""
+    bench.here.remove_tree(bench.scratch)
+    return (
+        bench.other.stat(bench.scratch) is None
+        and not bench.other.list(bench.scratch, recursive=True)
+        and not bench.other.unfinished(bench.scratch)
+    )
 
 
 def _missing_directories(path: str | None) -> list[str]:

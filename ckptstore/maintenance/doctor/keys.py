@@ -72,7 +72,14 @@ class _Attempt(NamedTuple):
 def exclusive_create(bench: Bench) -> Finding:
     """Of many clients that create one key at once exactly one succeeds, and the rest see its."""
     check = "exclusive-create"
-    declared = bench.here.is_exclusive()
+    if not bench.here.is_exclusive():  # a race could show no more than that
+        return Finding.warning(
+            check,
+            "creating an object is not exclusive here: a second client replaces it, and is told "
+            "that it has created it",
+            "saves are safe all the same (each has a name of its own), but collecting dead ones "
+            "needs `ckpt gc --force`, when no save is running",
+        )
     clients = [bench.make() for _ in range(RACERS)]
     try:
         turns = [_race(clients, bench.key(f"race/{turn}")) for turn in range(TURNS)]
@@ -81,21 +88,11 @@ def exclusive_create(bench: Bench) -> Finding:
             client.close()
     winners = [sum(racer.won for racer in racers) for racers in turns]
     numbers = {"racers": RACERS, "turns": TURNS, "most_winners": max(winners)}
-    if not declared:
-        return Finding.warning(
-            check,
-            f"creating an object is not exclusive here: up to {max(winners)} of {RACERS} clients "
-            "believed that they had created the same one",
-            "saves are safe all the same (each has a name of its own), but collecting dead ones "
-            "needs `ckpt gc --force`, when no save is running",
-            **numbers,
-        )
     if set(winners) != {1}:
         wrong = next(count for count in winners if count != 1)
         return Finding.failed(
             check,
-            f"{wrong} of {RACERS} clients that created the same object at once were told that "
-            "they had, although a condition on a single request is obeyed",
+            f"{wrong} of {RACERS} clients that created one object at once were told that they had",
             "two processes could both commit: do not keep checkpoints here",
             **numbers,
         )

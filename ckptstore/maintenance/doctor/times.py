@@ -81,7 +81,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _spell(seconds: float) -> str:
-    return f"{seconds * 1e3:.2g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
 
 
 def upload(bench: Bench) -> Finding:
