@@ -19,6 +19,7 @@ _NETWORK = {
     "9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
     "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs",
 }  # fmt: skip
+_NFS = {"nfs", "nfs4"}
 _MOUNTS = "/proc/self/mountinfo"
 
 _LEAST_BYTES = 10 * 10**9
@@ -93,6 +94,9 @@ def _place(root: str, existing: str) -> Finding:
     if mount is not None and mount.kind in ("overlay", "aufs"):
         hint = "if it is a container's own layer it goes with the container: mount a volume"
         return Finding.warning("place", where, hint)
+    if mount is not None and mount.kind in _NFS and mount.options & {"soft", "softerr"}:
+        hint = "mount it hard: otherwise a server that is away for a while is an I/O error"
+        return Finding.warning("place", f"{where}, mounted soft", hint)
     if existing != root and existing != os.path.dirname(root):
         return Finding.warning(
             "place",
@@ -132,7 +136,7 @@ def examine(scratch: str) -> Iterator[Finding]:
 
 
 def _links(scratch: str) -> Finding:
-    one, two, link = (f"{scratch}/link {name}" for name in ("one", "two", "itself"))
+    one, two, link = (f"{scratch}/link-{name}" for name in ("one", "two", "itself"))
     with translate_os_errors(scratch):
         _create(one, b"one")
         _create(two, b"two")
@@ -159,7 +163,7 @@ def _links(scratch: str) -> Finding:
 
 
 def _rename(scratch: str) -> Finding:
-    old, new = f"{scratch}/renamed", f"{scratch}/renamed from"
+    old, new = f"{scratch}/renamed", f"{scratch}/renamed-from"
     with translate_os_errors(scratch):
         _create(old, b"old")
         _create(new, b"new")
@@ -173,7 +177,7 @@ def _fsync(scratch: str) -> Finding:
     times = []
     with translate_os_errors(scratch):
         for turn in range(_FSYNCS):
-            fd = os.open(f"{scratch}/synced {turn}", CREATE, 0o600)
+            fd = os.open(f"{scratch}/synced-{turn}", CREATE, 0o600)
             try:
                 os.write(fd, b"x" * 4096)
                 start = time.monotonic()

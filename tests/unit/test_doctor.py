@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import unicodedata
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ckptstore.backends import localfacts
 from ckptstore.backends.base import Backend, CopyKind, Entries, Entry, Writer
 from ckptstore.backends.local import LocalBackend
 from ckptstore.backends.localfacts import mount_of
@@ -243,7 +245,7 @@ def _mangling(space: Space, mangle: Callable[[bytes], bytes], crc: str | None) -
         def open_writer(
             self, key: str, *, size: int | None = None, executable: bool = False
         ) -> Writer:
-            if not key.endswith("two parts"):
+            if not key.endswith("two-parts"):
                 return super().open_writer(key, size=size, executable=executable)
             return _Mangled(self, key, mangle)
 
@@ -293,7 +295,7 @@ def test_what_is_left_of_a_write_that_was_given_up_is_found(space: Space) -> Non
         def open_writer(
             self, key: str, *, size: int | None = None, executable: bool = False
         ) -> Writer:
-            if "/given up/" in key:
+            if "/given-up/" in key:
                 return Half(self, key, bytes)
             return super().open_writer(key, size=size, executable=executable)
 
@@ -540,6 +542,73 @@ def test_the_mount_of_a_path(path: str, point: str, kind: str) -> None:
         assert found.source == "srv:/x y"
         assert {"soft", "nosuid", "vers=4.2"} <= found.options
     assert mount_of(path, "") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "verdict", "says"),
+    [
+        ("xfs", "rw", "ok", "xfs at /, from dev"),
+        ("tmpfs", "rw", "warning", "memory"),
+        ("overlay", "rw", "warning", "overlay"),
+        ("nfs4", "rw,hard", "ok", "network"),
+        ("nfs4", "rw,soft", "warning", "soft"),
+        ("fuse.s3fs", "rw", "ok", "user space"),
+    ],
+)
+def test_what_a_file_system_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    options: str,
+    verdict: str,
+    says: str,
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"22 1 254:0 / / rw shared:1 - {kind} dev {options}\n")
+    monkeypatch.setattr(localfacts, "_MOUNTS", str(table))
+    found = {f.check: f for f in LocalBackend(str(tmp_path / "new")).describe()}
+    assert found["place"].verdict == verdict
+    assert says in found["place"].detail
+    monkeypatch.setattr(localfacts, "_MOUNTS", str(tmp_path / "no such table"))
+    found = {f.check: f for f in LocalBackend(str(tmp_path / "new")).describe()}
+    assert "unknown type" in found["place"].detail
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "inodes", "free_inodes", "verdict"),
+    [
+        (500, 200, 10**6, 10**5, "ok"),
+        (500, 9, 10**6, 10**5, "warning"),
+        (500, 24, 10**6, 10**5, "warning"),  # under 5 %
+        (100_000, 200, 10**6, 10**5, "ok"),
+        (500, 200, 10**6, 900, "warning"),
+        (500, 200, 0, 0, "ok"),  # made as they are needed
+    ],
+)
+def test_the_room_that_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    free: int,
+    inodes: int,
+    free_inodes: int,
+    verdict: str,
+) -> None:
+    unit = 10**6
+    told = (unit, unit, size * 1000, free * 1000, free * 1000, inodes, free_inodes, free_inodes)
+    monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result((*told, 0, 255)))
+    found = {f.check: f for f in LocalBackend(str(tmp_path)).describe()}["space"]
+    assert found.verdict == verdict
+    assert found.numbers["free_bytes"] == free * 10**9
+
+
+def test_a_backend_that_tells_nothing_of_itself_has_a_place(space: Space) -> None:
+    class Silent(MemoryBackend):
+        def describe(self) -> Iterable[Finding]:
+            return ()
+
+    found = findings(lambda: Silent(space, "silent"))
+    assert found["place"] == Finding.ok("place", "memory://silent")
 
 
 def test_a_file_system_without_links_is_a_warning(

@@ -29,7 +29,7 @@ def two_parts(bench: Bench) -> Finding:
     """An object of two blocks (on an object store: two parts) is what was sent."""
     check = "two-parts"
     data = os.urandom(BLOCK_SIZE + _SECOND_PART)
-    key = bench.key("two parts")
+    key = bench.key("two-parts")
     sums = bench.here.capabilities.keeps_checksums
     hint = _CHECKSUM_HINT if sums else "do not keep checkpoints here"
     crc = write_object(bench.here, key, memoryview(data))
@@ -63,7 +63,7 @@ def _difference(sent: bytes, back: bytes) -> str:
 
 def abort(bench: Bench) -> Finding:
     """An object that was given up half-way leaves nothing that takes space."""
-    check, directory = "abort", bench.key("given up")
+    check, directory = "abort", bench.key("given-up")
     writer = bench.here.open_writer(f"{directory}/object", size=2 * BLOCK_SIZE)
     try:
         writer.write(0, memoryview(bytes(BLOCK_SIZE)))

@@ -74,7 +74,10 @@ def examine(
         if found is not None:
             yield found
             return
-        yield from _guarded("place", here.describe())
+        described = list(_guarded("place", here.describe()))
+        if not any(finding.check == "place" for finding in described):
+            yield Finding.ok("place", here.uri)
+        yield from described
         tell("store")
         yield attempt("store", lambda: _store(here))
         if dry_run:
