@@ -37,10 +37,12 @@ BLOCK = 64 * 1024
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found is the same, in a fraction of the time."""
+def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is the same with small blocks, and however busy the machine is."""
     for module in (bench, data, times):
         monkeypatch.setattr(module, "BLOCK_SIZE", BLOCK)
+    monkeypatch.setattr(times, "SLOW_BYTES", 0.0)
+    monkeypatch.setattr(times, "SLOW_REQUEST", 1e9)
 
 
 @pytest.fixture
@@ -180,6 +182,7 @@ def test_creation_that_turns_out_not_to_be_exclusive_is_a_failure(space: Space) 
     found = findings(lambda: Lying(space))
     bad = only(found, "exclusive-create", "failed")
     assert bad.numbers["most_winners"] == bad.numbers["racers"] == 16
+    assert "were told that they had" in bad.detail
     assert verdict_code(found.values()) == 1
 
 
@@ -303,8 +306,15 @@ def test_what_is_left_of_a_write_that_was_given_up_is_found(space: Space) -> Non
     assert not space.objects
 
 
-@pytest.mark.parametrize("fault", ["replaces", "alias", "empty"])
-def test_a_copy_that_is_none_is_found(space: Space, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("replaces", "replaced what was there"),
+        ("alias", "did not outlive"),
+        ("empty", "is not the same"),
+    ],
+)
+def test_a_copy_that_is_none_is_found(space: Space, fault: str, says: str) -> None:
     aliases: dict[str, str] = {}
 
     class Copying(Odd):
@@ -323,7 +333,7 @@ def test_a_copy_that_is_none_is_found(space: Space, fault: str) -> None:
                 if fault == "alias" and key in aliases:
                     super().delete([aliases[key]])
 
-    only(findings(lambda: Copying(space)), "copy", "failed")
+    assert says in only(findings(lambda: Copying(space)), "copy", "failed").detail
 
 
 def test_a_place_without_cheap_copies_is_safe(space: Space) -> None:
@@ -374,6 +384,16 @@ def test_a_name_that_is_refused_is_named(space: Space) -> None:
     assert only(findings(lambda: _renaming(space, refuse)), "names", "warning").detail == (
         "'a:b' (:) is refused"
     )
+
+
+def test_a_name_that_listings_hide_is_named(space: Space) -> None:
+    class Hiding(Odd):
+        def list(self, prefix: str, *, recursive: bool = False) -> Entries:
+            found = super().list(prefix, recursive=recursive)
+            return [e for e in found if not e.key.endswith("/.hidden")]
+
+    detail = only(findings(lambda: Hiding(space)), "names", "warning").detail
+    assert detail == "'.hidden' (a dot in front) is not in a listing"
 
 
 def test_names_that_are_known_to_be_impossible_are_not_tried(space: Space) -> None:
@@ -622,6 +642,18 @@ def test_a_file_system_without_links_is_a_warning(
     assert found["links"].verdict == "warning"
     assert "all its files" in found["copy"].detail
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_that_replaces_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def replacing(source: str, target: str, **how: Any) -> None:
+        if target.endswith("/link-itself") and os.path.exists(target):
+            os.unlink(target)
+        link(source, target, **how)
+
+    monkeypatch.setattr("os.link", replacing)
+    assert findings(lambda: LocalBackend(str(tmp_path)))["links"].verdict == "failed"
 
 
 def test_a_sync_that_fails_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ def names(bench: Bench) -> Finding:
         entry.key.removeprefix(f"{directory}/"): entry.size
         for entry in bench.other.list(directory, recursive=True)
     }
+    bench.here.delete([f"{directory}/{name}" for name in kept])  # also those no listing shows
     wrong = [
         _told(name, taken[name], found.get(name), listed)
         for name in tried
