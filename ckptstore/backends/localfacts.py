@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ckptstore.backends.findings import Finding, attempt
 from ckptstore.backends.localfile import CREATE, NO_LINKS, sync_directory
+from ckptstore.durations import spell_moment
 from ckptstore.errors import printable, translate_os_errors
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
@@ -187,7 +188,7 @@ def _fsync(scratch: str) -> Finding:
             sync_directory(scratch)
             times.append(time.monotonic() - start)
     took = median(times)
-    detail = f"files and directories can be synced, in {took * 1e3:.2g} ms (median)"
+    detail = f"files and directories can be synced, in {spell_moment(took)} (median)"
     return Finding.ok("fsync", detail, sync_seconds=round(took, 6))
 
 

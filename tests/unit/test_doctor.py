@@ -18,6 +18,7 @@ from ckptstore.backends.base import Backend, CopyKind, Entries, Entry, Writer
 from ckptstore.backends.local import LocalBackend
 from ckptstore.backends.localfacts import mount_of
 from ckptstore.backends.memory import MemoryBackend, Space
+from ckptstore.durations import spell_moment
 from ckptstore.errors import (
     AccessDeniedError,
     CkptError,
@@ -468,6 +469,14 @@ def test_slowness_is_told_and_is_no_failure(space: Space, monkeypatch: pytest.Mo
     assert {c for c, f in found.items() if f.verdict == "slow"} == {"latency", "upload", "download"}
     assert found["upload"].numbers["bytes"] == SIZE
     assert verdict_code(found.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spelt"),
+    [(6e-6, "6 µs"), (9.99e-4, "999 µs"), (0.0034, "3.4 ms"), (0.25, "250 ms"), (2.0, "2000 ms")],
+)
+def test_short_times_are_spelt_in_their_unit(seconds: float, spelt: str) -> None:
+    assert spell_moment(seconds) == spelt
 
 
 # Errors

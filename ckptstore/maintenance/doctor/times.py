@@ -11,6 +11,7 @@ from statistics import median
 
 from ckptstore.backends.base import Backend
 from ckptstore.backends.findings import Finding
+from ckptstore.durations import spell_moment
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.leases import STALE_SECONDS
 from ckptstore.maintenance.doctor.bench import Bench
@@ -66,7 +67,7 @@ def latency(bench: Bench) -> Finding:
     writes = [_seconds(lambda: bench.here.put(key, b"small")) for _ in range(_LOOKS // 2)]
     looks = [_seconds(lambda: bench.other.stat(key)) for _ in range(_LOOKS)]
     look, write = median(looks), median(writes)
-    detail = f"{_spell(look)} for a look, {_spell(write)} for a small write (median)"
+    detail = f"{spell_moment(look)} for a look, {spell_moment(write)} for a small write (median)"
     numbers = {"look_seconds": round(look, 6), "write_seconds": round(write, 6)}
     if look > SLOW_REQUEST:
         hint = "many small files take long here: is the place near, and not behind a slow proxy?"
@@ -78,12 +79,6 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.monotonic()
     call()
     return time.monotonic() - start
-
-
-def _spell(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
 
 
 def upload(bench: Bench) -> Finding:
