@@ -529,6 +529,20 @@ def test_who_may_not_delete_is_told_what_is_left(space: Space) -> None:
     assert verdict_code(found.values()) == 7
 
 
+def test_a_server_that_stumbles_over_a_removal_is_asked_again(space: Space) -> None:
+    stumbled: list[str] = []
+
+    class Stumbling(Odd):
+        def remove_tree(self, prefix: str) -> None:
+            super().remove_tree(prefix)
+            if not stumbled:
+                stumbled.append(prefix)
+                raise TemporaryError("internal error")
+
+    assert findings(lambda: Stumbling(space))["clean-up"].verdict == "ok"
+    assert stumbled
+
+
 def test_storage_that_goes_away_ends_the_examination(space: Space) -> None:
     def hook(what: str, key: str, phase: str) -> None:
         if what == "remove_if":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -172,6 +173,9 @@ def _clean_up(bench: Bench) -> Finding:
         detail = f"{bench.scratch} could not be removed: {error}"
         hint = "who saves here must be allowed to delete, or nothing is ever freed"
         return Finding(check, "failed", detail, hint, exit_code=error.exit_code)
+    except TemporaryError:  # some servers stumble over what is just being removed
+        time.sleep(bench.patience)
+        removed = 0.0 if _removed(bench) else None
     if removed is None:
         return Finding.failed(check, f"{bench.scratch} is still there after its removal")
     return Finding.ok(check, "all that was written for this is removed")
