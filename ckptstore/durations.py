@@ -34,3 +34,10 @@ def spell_duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def spell_moment(seconds: float) -> str:
+    """A short time in the unit that shows it: ``12 µs``, ``3.4 ms``, ``250 ms``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from cli import deleting, diff, listing, marking, pull, push, resume_info, setup, show, verify
+from cli import (
+    deleting,
+    diff,
+    doctor,
+    listing,
+    marking,
+    pull,
+    push,
+    resume_info,
+    setup,
+    show,
+    verify,
+)
 from cli.completion import rejoin_words
 
 rejoin_words()
@@ -53,6 +65,7 @@ _COMMANDS = (
     ("tag", marking.tag, "ckpt tag /data/ckpts/gsm8k@500 release"),
     ("gc", deleting.gc, "ckpt gc /data/ckpts --dry-run"),
     ("resume-info", resume_info.resume_info, "ckpt resume-info /data/ckpts/gsm8k@latest"),
+    ("doctor", doctor.doctor, "ckpt doctor /data/ckpts"),
     ("init", setup.init, "ckpt init /data/ckpts"),
     ("config", setup.config, "CKPT_STORE=/data/ckpts ckpt config"),
 )

@@ -103,22 +103,35 @@ def configured_store() -> str | None:
     return None if value is None else str(value)
 
 
+def store_uri(*given: str | None) -> str:
+    """The store that is named, once at most, else the configured one; nothing is opened.
+
+    Raises:
+        UsageError: it is named twice, or there is none.
+    """
+    from ckptstore.errors import UsageError
+
+    named = [uri for uri in given if uri]
+    if len(named) > 1:
+        raise UsageError("a store is given twice", hint="give it as an argument or by --store")
+    uri = named[0] if named else configured_store()
+    if uri is None:
+        raise UsageError(
+            "no store given",
+            hint="put it before the run (STORE/RUN@STEP), or use --store, CKPT_STORE or ckpt.toml",
+        )
+    return uri
+
+
 def open_store(given: str | None) -> Store:
     """The store that is named, else the configured one.
 
     Raises:
         UsageError: there is neither.
     """
-    from ckptstore.errors import UsageError
     from ckptstore.store import open_store as open_uri
 
-    uri = given or configured_store()
-    if uri is None:
-        raise UsageError(
-            "no store given",
-            hint="put it before the run (STORE/RUN@STEP), or use --store, CKPT_STORE or ckpt.toml",
-        )
-    return open_uri(uri)
+    return open_uri(store_uri(given))
 
 
 def open_ref(text: str, given: str | None, *, selector_optional: bool = False) -> tuple[Store, Ref]:

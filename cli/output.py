@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,6 +71,17 @@ class Output:
             task = progress.add_task(printable(short), total=total)
             yield lambda count: progress.advance(task, count)
 
+    @contextmanager
+    def busy(self, what: str) -> Iterator[Callable[[str], None] | None]:
+        """A sign of life with a word of what is being done; ``None`` shows nothing."""
+        if self.quiet or not self.progress or not is_terminal(sys.stderr):
+            yield None
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(printable(what)) as status:
+            yield lambda word: status.update(printable(f"{what}: {word}"))
+
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
     ) -> None:
@@ -110,6 +121,10 @@ _STYLES = {
     "damaged": "bold red",
     "unfinished": "yellow",
     "trashed": "dim",
+    "slow": "yellow",
+    "warning": "yellow",
+    "failed": "bold red",
+    "skipped": "dim",
 }
 
 

@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from ckptstore.backends.findings import Finding
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -327,6 +329,20 @@ class Backend(ABC):
         """The path of ``key`` on this machine's file system, if it has one."""
         del key
         return None
+
+    def describe(self) -> Iterable[Finding]:
+        """What looking at this kind of place tells, for ``ckpt doctor``. Changes nothing."""
+        return ()
+
+    def examine(self, scratch: str) -> Iterable[Finding]:
+        """What can be found out only by trying, and only about this kind of place.
+
+        Args:
+            scratch: A directory, which exists; nothing is written elsewhere, and it is removed
+                afterwards.
+        """
+        del scratch
+        return ()
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of connections. May be called twice."""

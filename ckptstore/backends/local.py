@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, get_args
 
+from ckptstore.backends import localfacts
 from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entries, Entry, Reader, Writer
+from ckptstore.backends.findings import Finding
 from ckptstore.backends.localfile import (
     CREATE,
     NO_LINKS,
@@ -350,6 +352,14 @@ class LocalBackend(Backend):
             finally:
                 os.close(fd)
                 os.unlink(temporary)
+
+    def describe(self) -> Iterable[Finding]:
+        """See :class:`Backend`."""
+        return localfacts.describe(self.root)
+
+    def examine(self, scratch: str) -> Iterable[Finding]:
+        """See :class:`Backend`."""
+        return localfacts.examine(self._path(scratch))
 
 
 def _holds(path: str, data: bytes) -> bool:

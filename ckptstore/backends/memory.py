@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ckptstore.backends.base import Backend, Capabilities, CopyKind, Entries, Entry, Reader, Writer
+from ckptstore.backends.findings import Finding
 from ckptstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError, printable
 from ckptstore.uri import StoreURI
 
@@ -174,6 +175,11 @@ class MemoryBackend(Backend):
     def clock(self) -> float:
         """See :class:`Backend`."""
         return self._clock()
+
+    def describe(self) -> Iterable[Finding]:
+        """See :class:`Backend`."""
+        hint = "it is for tests: nothing is left of it when the process ends"
+        return [Finding.warning("place", "this process's memory", hint)]
 
 
 class _MemoryReader(Reader):

@@ -118,6 +118,7 @@ def gc(
         )
     if run is None:
         actions += _stray(catalog, "", now, grace, dry_run)
+        actions += _stray_directories(catalog, now, grace, dry_run)
     return GcResult(tuple(actions), dry_run)
 
 
@@ -313,6 +314,24 @@ def _stray(
             _keep_void(catalog, directory, entry.key)
             catalog.backend.delete([entry.key])
         yield GcAction(entry.key, True, "left over from a process that was killed", entry.size)
+
+
+def _stray_directories(
+    catalog: Catalog, now: float, grace: float, dry_run: bool
+) -> Iterator[GcAction]:
+    """What a killed examination of the place (``ckpt doctor``) left."""
+    for entry in catalog.backend.list(""):
+        if not entry.is_directory or not is_temporary(entry.key):
+            continue
+        listed = catalog.backend.list(entry.key, recursive=True)
+        own = catalog.backend.stat(entry.key)
+        youngest = max([e.modified for e in listed] or [own.modified if own else 0.0])
+        if now - youngest < max(grace, STALE_SECONDS):
+            continue
+        if not dry_run:
+            catalog.backend.remove_tree(entry.key)
+        size = sum(max(0, e.size) for e in listed)
+        yield GcAction(entry.key, True, "left over from a process that was killed", size)
 
 
 def _keep_void(catalog: Catalog, directory: str, key: str) -> None:

@@ -14,6 +14,7 @@ from ckptstore.backends.base import (
     Unfinished,
     Writer,
 )
+from ckptstore.backends.findings import Finding
 
 T = TypeVar("T")
 Phase = Literal["before", "after"]
@@ -143,6 +144,14 @@ class HookedBackend(Backend):
     def local_path(self, key: str) -> str | None:
         """See :class:`Backend`."""
         return self.inner.local_path(key)
+
+    def describe(self) -> Iterable[Finding]:
+        """See :class:`Backend`. It is not one of the operations."""
+        return self.inner.describe()
+
+    def examine(self, scratch: str) -> Iterable[Finding]:
+        """See :class:`Backend`. It is not one of the operations."""
+        return self.inner.examine(scratch)
 
     def close(self) -> None:
         """See :class:`Backend`."""

@@ -210,3 +210,14 @@ def test_a_configuration_that_may_not_be_read(shared: Path, held: Path) -> None:
     (shared / "ckpt.toml").write_bytes(b'store = "x"\n')
     (shared / "ckpt.toml").chmod(0)
     as_nobody("list").failed(7, "ckpt.toml")
+
+
+def test_a_doctor_where_nothing_may_be_written(shared: Path, held: Path) -> None:
+    before = contents(held)
+    ran = as_nobody("doctor", held).failed(7, "cannot be used: write", "Permission denied")
+    assert "store\tok\t" in ran.out
+    assert contents(held) == before
+    closed = shared / "closed"
+    closed.mkdir()
+    as_nobody("doctor", closed / "new").failed(7, "Permission denied")
+    assert list(closed.iterdir()) == []

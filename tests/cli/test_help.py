@@ -25,6 +25,7 @@ COMMANDS = (
     "tag",
     "gc",
     "resume-info",
+    "doctor",
     "init",
     "config",
 )

@@ -23,6 +23,8 @@ from ckptstore.backends.base import (
     Unfinished,
     Writer,
 )
+from ckptstore.backends.findings import Finding
+from ckptstore.backends.s3 import examining
 from ckptstore.backends.s3.checksums import Checksums, crc_of, decode, encode
 from ckptstore.backends.s3.client import S3Client
 from ckptstore.backends.s3.failures import code_of
@@ -445,6 +447,14 @@ class S3Backend(Backend):
             return _seconds(self.client.call("head_object", key)["LastModified"])
         finally:
             self.delete([key])
+
+    def describe(self) -> Iterable[Finding]:
+        """See :class:`Backend`."""
+        return examining.describe(self.client)
+
+    def examine(self, scratch: str) -> Iterable[Finding]:
+        """See :class:`Backend`."""
+        return examining.examine(self, scratch)
 
     def close(self) -> None:
         """See :class:`Backend`."""

@@ -97,6 +97,34 @@ class S3Client:
             raise self.meaning(error, None) from error
         self._bucket_seen = True
 
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return str(self._client().meta.endpoint_url)
+
+    @property
+    def region(self) -> str:
+        """The region that requests are signed for."""
+        return str(self._client().meta.region_name)
+
+    @property
+    def identity(self) -> str:
+        """Which credentials are used, for people: where they are from, and how the key ends.
+
+        Raises:
+            CkptError: they could not be had.
+        """
+        if self.options.anon:
+            return "no credentials (anon)"
+        try:
+            session = botocore.session.Session(profile=self.options.profile)
+            found = session.get_credentials()
+        except BotoCoreError as error:
+            raise self.meaning(error, None) from error
+        if found is None:
+            return "no credentials"
+        return f"the key …{found.access_key[-4:]} ({found.method})"
+
     def _client(self) -> Any:
         client = self._clients.get(os.getpid())
         if client is None:
