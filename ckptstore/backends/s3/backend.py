@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -390,9 +391,12 @@ class S3Backend(Backend):
             for key in keys:
                 while (key := key.rpartition("/")[0]) not in directories:
                     directories.add(key)
-        # Some servers list directories that are empty, and some programs leave marks of them.
-        deepest_first = sorted(directories, key=lambda key: (-key.count("/"), key))
-        self.delete(f"{key}/" for key in deepest_first)
+        shown = self._page(prefix, Delimiter="/").get("CommonPrefixes", ())
+        if any(found["Prefix"] == f"{self.client.options.prefix}{prefix}/" for found in shown):
+            # Some servers list directories that are empty, and some programs leave marks of them.
+            deepest_first = sorted(directories, key=lambda key: (-key.count("/"), key))
+            with suppress(CkptError):  # what is left is only a name
+                self.delete(f"{key}/" for key in deepest_first)
 
     def unfinished(self, prefix: str) -> Sequence[Unfinished]:
         """See :class:`Backend`."""

@@ -76,9 +76,10 @@ def names(bench: Bench) -> Finding:
             **numbers,
         )
     never = f"; these cannot be in one: {printable(' '.join(sorted(forbidden)))}" * bool(forbidden)
+    kept = [c for c in "[]*?#%+:\\" if c not in forbidden]
     return Finding.ok(
         check,
-        f"kept exactly: spaces, [ ] * ? # % + : \\ and letters of all kinds{never}",
+        f"kept exactly: spaces, {' '.join(kept)} and letters of all kinds{never}",
         **numbers,
     )
 
