@@ -343,8 +343,17 @@ class Catalog:
             raise IntegrityError(f"{what} does not fit its record")
         return manifest
 
-    def size_now(self, key: str) -> int | None:
-        """How long a file is, where a listing may be some seconds old; ``None``: there is none."""
+    def size_now(self, key: str, listed: int | None) -> int | None:
+        """How long a file is, by another look where a listing may be some seconds old.
+
+        Elsewhere the listing stands: a name that only a look finds is not the name of the file.
+
+        Args:
+            key: The file.
+            listed: What a listing said; ``None``: it was not there.
+        """
+        if not self.backend.capabilities.old_listings:
+            return listed
         try:
             found = self.backend.stat(key)
         except IntegrityError:  # a directory on the way is a symbolic link

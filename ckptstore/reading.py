@@ -219,7 +219,7 @@ class Checkpoint:
         for entry in files:
             size = sizes.get(entry.path)
             if size != entry.size:
-                size = self.catalog.size_now(self.key(entry.path))
+                size = self.catalog.size_now(self.key(entry.path), size)
             if size is None:
                 damage.append(Damage(entry.path, 0, 0, "missing"))
             elif size != entry.size:

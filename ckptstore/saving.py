@@ -163,7 +163,7 @@ class Save(Adding):
             key = f"{root}/{entry.path}"
             size = listed.get(key)
             if size != entry.size:
-                size = self._catalog.size_now(key)
+                size = self._catalog.size_now(key, size)
             if size != entry.size:
                 found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
                 return f"{printable(entry.path)} {found}"

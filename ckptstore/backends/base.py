@@ -39,6 +39,7 @@ class Capabilities:
         parallel_limit: Up to how many bytes of a file that is so; ``None`` is no limit.
         parallel_reads: How many small reads are worth having in flight at once.
         threads: How many blocks are worth having in flight at once; 0 is one for each core.
+        old_listings: A listing may be some seconds old (a size, a name); ``stat`` is not.
         keeps_checksums: The storage keeps a checksum with each object, and ``checksum`` tells it
             without reading the object.
         forbidden: Characters that a path cannot hold here.
@@ -52,6 +53,7 @@ class Capabilities:
     parallel_limit: int | None = None
     parallel_reads: int = 1
     threads: int = 0
+    old_listings: bool = False
     keeps_checksums: bool = False
     forbidden: str = ""
 

@@ -243,7 +243,7 @@ def test_a_size_that_a_client_remembers_is_not_believed(clients: Clients) -> Non
         for _ in range(3):  # someone damages the file, and mends it
             f.truncate(999)
             os.fsync(f.fileno())
-            assert ours.catalog.size_now(key) == 999
+            assert ours.catalog.size_now(key, None) == 999
             assert [d.reason for d in checkpoint.quick_check()] == ["size is 999, must be 1000"]
             f.truncate(1000)
             os.fsync(f.fileno())
