@@ -21,6 +21,7 @@ from ckptstore.uri import StoreURI
 from tests.cli.support import ckpt, contents, fill
 from tests.conftest import FULL
 from tests.crash.helpers import check_pull, check_store, make_tree
+from tests.remote.conftest import S3_SERVERS
 from tests.remote.test_faults import _ref as ref
 from tests.servers.ceph import Ceph
 from tests.servers.proxy import FaultyProxy
@@ -332,7 +333,7 @@ def test_a_file_of_several_parts_never_replaces(bucket: Bucket) -> None:
     assert list(store.unfinished("")) == []
 
 
-@pytest.mark.parametrize("kind", ["rclone", "s3_server"])
+@pytest.mark.parametrize("kind", ["rclone", *S3_SERVERS])
 def test_a_body_damaged_on_its_way_is_not_stored(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
