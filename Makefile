@@ -8,13 +8,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SHELL  := /bin/bash
 
-.PHONY: help quickstart push-model test test-full servers lint bench bench-storage golden clean
+.PHONY: help quickstart push-model test test-full test-ceph servers lint bench bench-storage golden clean
 
 help:
 	@echo "make quickstart  set up .venv; train with PPO, kill it in a save, go on"
 	@echo "make push-model  store, damage, find and restore a real pretrained model"
 	@echo "make test        set up .venv; lint, types, layering and tests (under 30 minutes)"
 	@echo "make test-full   the same with every long test whole"
+	@echo "make test-ceph   the tests of S3 on Ceph's gateway (installs it, as root; some minutes)"
 	@echo "make servers     install the real storage servers that the tests talk to (make test does it)"
 	@echo "make bench       measure push, pull, verify, list, save and load beside others"
 	@echo "make clean       remove .venv and caches"
@@ -87,6 +88,18 @@ test: lint $(ENGINES) $(SERVERS)
 
 test-full: lint $(ENGINES) $(SERVERS)
 	CKPTSTORE_TEST_FULL=1 $(BIN)/pytest -n 2
+
+# A second opinion on S3, too slow to start for every run. Debian and Ubuntu call the packages so.
+CEPH := radosgw ceph-mon ceph-osd ceph-common
+test-ceph: $(VENV)/.stamp-dev
+	$(PIP) -e '.[s3,hdfs,servers]'
+	@if ! command -v radosgw >/dev/null && test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  echo "installing $(CEPH)"; \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	    --no-install-recommends $(CEPH)) >/dev/null; \
+	fi
+	CKPTSTORE_TEST_CEPH=1 CKPT_REQUIRE_SERVERS=1 $(BIN)/pytest \
+	  tests/conformance/test_s3.py tests/remote -k ceph
 
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m benchmarks.local

@@ -18,6 +18,7 @@ from ckptstore.layout import TEMPORARY_PREFIX
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d*)\r\n", re.IGNORECASE)
+_CHECKSUM = re.compile(rb"\r\nx-amz-checksum-crc64nvme: [^\r]+", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\n(?:x-amz-decoded-)?content-length: (\d+)\r\n", re.IGNORECASE)
 
 
@@ -95,7 +96,9 @@ class NullS3:
                 connection, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
             )
         else:
-            self._answer(connection, b"", None, b'ETag: "0"\r\n')
+            checksum = _CHECKSUM.search(head)  # as if it had been compared
+            told = checksum[0][2:] + b"\r\n" if checksum else b""
+            self._answer(connection, b"", None, b'ETag: "0"\r\n' + told)
 
     def _answer(
         self, connection: socket.socket, body: bytes, length: int | None = None, extra: bytes = b""

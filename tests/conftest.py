@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.servers.ceph import Ceph
 from tests.servers.hadoop import Hadoop
 from tests.servers.nfs import NFS
 from tests.servers.rclone import Rclone
@@ -14,6 +15,9 @@ from tests.servers.shared import shared, stop_all
 
 FULL = os.environ.get("CKPTSTORE_TEST_FULL") == "1"
 """Whether long tests run whole (`make test-full`) or as a seeded sample (`make test`)."""
+
+CEPH = os.environ.get("CKPTSTORE_TEST_CEPH") == "1"
+"""Whether the tests of S3 run on Ceph too (`make test-ceph`)."""
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +30,12 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> SeaweedFS:
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Rclone:
     """The run's S3 server without conditional requests."""
     return shared(Rclone, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Ceph:
+    """The run's Ceph (`make test-ceph`)."""
+    return shared(Ceph, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

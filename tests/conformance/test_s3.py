@@ -8,6 +8,8 @@ from ckptstore.backends.base import Backend
 from ckptstore.backends.s3 import S3Backend
 from ckptstore.testing.conformance import BackendConformance
 from ckptstore.uri import StoreURI
+from tests.conftest import CEPH
+from tests.servers.ceph import Ceph
 from tests.servers.rclone import Rclone
 from tests.servers.s3 import Bucket
 from tests.servers.seaweed import SeaweedFS
@@ -48,3 +50,13 @@ class TestRclone(_S3Conformance):
     @pytest.fixture(autouse=True)
     def _bucket(self, rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bucket = Bucket.make(rclone, monkeypatch)
+
+
+if CEPH:
+
+    class TestCeph(_S3Conformance):
+        """Ceph's RADOS Gateway, which ignores many conditions and new checksums."""
+
+        @pytest.fixture(autouse=True)
+        def _bucket(self, ceph: Ceph, monkeypatch: pytest.MonkeyPatch) -> None:
+            self.bucket = Bucket.make(ceph, monkeypatch)

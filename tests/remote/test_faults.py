@@ -16,21 +16,20 @@ from ckptstore.store import Store
 from tests.cli.support import ckpt
 from tests.crash.helpers import check_pull, check_store, make_tree
 from tests.servers.proxy import Fault, FaultyProxy
-from tests.servers.s3 import Bucket
-from tests.servers.seaweed import SeaweedFS
+from tests.servers.s3 import Bucket, S3Server
 
 SIZES = {"actor/w.bin": 17_000_000, "cfg.json": 40}
 OPTIONS = SaveOptions(threads=2, keep_partial=True)
 
 
 @pytest.fixture
-def bucket(seaweed: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    return Bucket.make(seaweed, monkeypatch)
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket.make(s3_server, monkeypatch)
 
 
 @pytest.fixture
-def proxy(seaweed: SeaweedFS) -> Iterator[FaultyProxy]:
-    with FaultyProxy(seaweed.port("s3")) as proxy:
+def proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3_server.port("s3")) as proxy:
         yield proxy
 
 
@@ -140,13 +139,13 @@ def test_a_server_that_refuses_everything_ends_the_save_and_leaves_the_old_one(
 
 @pytest.mark.timeout(300)
 def test_the_server_is_stopped_in_the_middle_of_an_upload(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    s3_server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The save fails, or waits for it; after its restart the next push completes."""
-    server = SeaweedFS(tmp_path_factory.mktemp("seaweed"))
-    from tests.servers.shared import require
-
-    require(SeaweedFS)
+    server = type(s3_server)(tmp_path_factory.mktemp("own-server"))
     server.start()
     try:
         bucket = Bucket.make(server, monkeypatch)

@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.servers.ceph import Ceph
 from tests.servers.rclone import Rclone
 from tests.servers.seaweed import ACCESS_KEY, SECRET_KEY, SeaweedFS
 
-S3Server = SeaweedFS | Rclone
+S3Server = SeaweedFS | Rclone | Ceph
 
 _count = itertools.count()
 _made: set[tuple[str, str]] = set()

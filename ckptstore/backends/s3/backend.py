@@ -72,6 +72,7 @@ class S3Backend(Backend):
         self.client = S3Client(options)
         self._checksums = Checksums(self.client)
         self._exclusive: bool | None = None
+        self._etags_compared: bool | None = None
         self._stored_as = {
             name: value
             for name, value in (
@@ -152,8 +153,8 @@ class S3Backend(Backend):
         """See :class:`Backend`."""
         return self._get(key, limit)[0]
 
-    def _get(self, key: str, limit: int) -> tuple[bytes, str]:
-        """The bytes of a small object, and its ETag."""
+    def _get(self, key: str, limit: int) -> tuple[bytes, dict[str, Any]]:
+        """The bytes of a small object, and what else was answered."""
         problem: Exception | None = None
         for _ in range(3):  # an answer that breaks off is asked for again
             answer = self.client.call("get_object", key)
@@ -164,7 +165,7 @@ class S3Backend(Backend):
             data = bytearray(size)
             try:
                 if fill(answer["Body"], memoryview(data)) == size:
-                    return bytes(data), answer["ETag"]
+                    return bytes(data), answer
             except BROKEN as error:
                 problem = error
         raise TemporaryError(f"{printable(key)}: the server's answers break off") from problem
@@ -205,7 +206,7 @@ class S3Backend(Backend):
 
     def create_exclusive(self, key: str, data: bytes) -> bool:
         """See :class:`Backend`."""
-        self.client.require_bucket()
+        self.is_exclusive()  # which also finds out which checksum it may be
         for attempt in range(_CONFLICT_ATTEMPTS):
             try:
                 self._put(key, data, IfNoneMatch="*")
@@ -243,7 +244,9 @@ class S3Backend(Backend):
         """See :class:`Backend`. The server copies, over 256 MiB in parts and in parallel."""
         del executable
         found = self.client.call("head_object", source, ChecksumMode="ENABLED")
-        if not self.is_exclusive() and self._head(target) is not None:
+        # A server without these checksums is older than the condition on copies.
+        looks = not (self.is_exclusive() and self._checksums.crc)
+        if looks and self._head(target) is not None:
             raise ConflictError(f"{printable(target)} exists already")
         size: int = found["ContentLength"]
         if size <= COPY_PART:
@@ -325,26 +328,55 @@ class S3Backend(Backend):
     # Removing
 
     def remove_if(self, key: str, data: bytes) -> bool:
-        """See :class:`Backend`. Deletes only the version that was looked at."""
+        """See :class:`Backend`. Deletes only the version that was looked at.
+
+        A server that knows no condition on the ETag is asked to compare the time of that version:
+        another one that was written in the same second is taken for it. One that knows neither
+        condition deletes whatever is there a moment after the look.
+        """
         try:
-            there, etag = self._get(key, max(len(data), 1))
+            there, found = self._get(key, max(len(data), 1))
         except (NotFoundError, IntegrityError) as error:
             if isinstance(error, PlaceNotFoundError):
                 raise
             return False
         if there != data:
             return False
+        condition = {"IfMatch": found["ETag"]}
+        if not self._compares_etags():
+            condition = {"IfMatchLastModifiedTime": found["LastModified"]}
         try:
-            self.client.raw("delete_object", key, IfMatch=etag)
+            return self._delete_if(key, **condition)
+        except CkptError as error:
+            if not _unknown_condition(error.__cause__):
+                raise
+        self.delete([key])
+        return True
+
+    def _delete_if(self, key: str, **condition: Any) -> bool:
+        """Delete an object under a condition; returns whether that held."""
+        try:
+            self.client.raw("delete_object", key, **condition)
         except (BotoCoreError, ClientError) as error:
-            code, status = code_of(error)
-            if status in (404, 412):
+            if code_of(error)[1] in (404, 412):
                 return False
-            if status == 501 or code == "NotImplemented":
-                self.delete([key])
-                return True
             raise self.client.meaning(error, key) from error
         return True
+
+    def _compares_etags(self) -> bool:
+        """Whether a deletion with an ETag spares other versions: tried once, on an own key."""
+        if self._etags_compared is None:
+            key = TEMPORARY_PREFIX + random_letters()
+            self._put(key, b"")
+            try:
+                self._etags_compared = not self._delete_if(key, IfMatch=f'"{"0" * 32}"')
+            except CkptError as error:
+                if not _unknown_condition(error.__cause__):
+                    raise
+                self._etags_compared = False
+            finally:
+                self.delete([key])
+        return self._etags_compared
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :class:`Backend`. A thousand keys a request."""
@@ -467,6 +499,14 @@ class S3Backend(Backend):
 
 def _seconds(moment: datetime) -> float:
     return moment.timestamp()
+
+
+def _unknown_condition(error: BaseException | None) -> bool:
+    """Whether a server refused a deletion because it does not know the condition."""
+    if not isinstance(error, ClientError):
+        return False
+    code, status = code_of(error)
+    return status == 501 or code in ("InvalidArgument", "InvalidRequest", "NotImplemented")
 
 
 def _crc(found: dict[str, Any]) -> str | None:

@@ -20,7 +20,10 @@ _REFUSALS = ("InvalidArgument", "InvalidRequest", "NotImplemented", "XNotImpleme
 
 
 class Checksums:
-    """Which checksum goes with a body: CRC-64/NVME, or MD5 where the server refuses that.
+    """Which checksum goes with a body: CRC-64/NVME, or MD5 where the server does not compare that.
+
+    A server that compares it says so in its answer. Others refuse it, or ignore it: they would
+    store a body that was damaged on its way. Both kinds compare MD5.
 
     Args:
         client: The client whose server it is about; ``checksums=`` of its options decides, and
@@ -41,6 +44,9 @@ class Checksums:
     ) -> dict[str, Any]:
         """A request with a body and its checksum; errors are botocore's.
 
+        The first of all is sent twice to a server that ignores the checksum: let it be one without
+        a condition.
+
         Args:
             operation: ``put_object`` or ``upload_part``.
             key: The key.
@@ -54,12 +60,17 @@ class Checksums:
                 operation, key, Body=Body(data), ContentMD5=base64.b64encode(digest).decode(),
                 **parameters,
             )  # fmt: skip
-        return self.try_crc(
+        undecided = self._use_crc is None
+        answer = self.try_crc(
             lambda: self._client.raw(
                 operation, key, Body=Body(data), ChecksumCRC64NVME=encode(crc), **parameters
             ),
             lambda: self.send(operation, key, data, crc, **parameters),
         )
+        if undecided and self.crc and "ChecksumCRC64NVME" not in answer:
+            self._use_crc = False
+            return self.send(operation, key, data, crc, **parameters)
+        return answer
 
     def try_crc(self, with_crc: Callable[[], T], without: Callable[[], T]) -> T:
         """A request with a CRC; the first that is refused for it is repeated without, and so on."""
