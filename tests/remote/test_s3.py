@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ckptstore
-from ckptstore.backends.s3 import S3Backend, backend, checksums, writing
+from ckptstore.backends.s3 import S3Backend, checksums, copying, writing
 from ckptstore.backends.s3.checksums import Body
 from ckptstore.errors import ConflictError, IntegrityError, TemporaryError, UsageError
 from ckptstore.hashing import BLOCK_SIZE
@@ -329,7 +329,7 @@ def test_500_gb_fit_into_one_object() -> None:
 
 
 def test_a_large_object_is_copied_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "COPY_PART", 8_000_000)
+    monkeypatch.setattr(copying, "COPY_PART", 8_000_000)
     data = os.urandom(2 * BLOCK_SIZE + 5)
     store = S3Backend.from_uri(StoreURI.parse(bucket.uri()))
     writer = store.open_writer("d/x", size=len(data))

@@ -7,7 +7,6 @@ are created with ``If-None-Match: *``. Nothing is remembered of any listing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -26,12 +25,14 @@ from ckptstore.backends.base import (
 )
 from ckptstore.backends.findings import Finding
 from ckptstore.backends.s3 import examining
-from ckptstore.backends.s3.checksums import Checksums, crc_of, decode, encode
+from ckptstore.backends.s3.checksums import Checksums, crc_of, decode
 from ckptstore.backends.s3.client import S3Client
+from ckptstore.backends.s3.copying import copy_object
+from ckptstore.backends.s3.deleting import delete_if, delete_keys
 from ckptstore.backends.s3.failures import code_of
 from ckptstore.backends.s3.options import S3Options
 from ckptstore.backends.s3.reading import BROKEN, S3Reader, fill
-from ckptstore.backends.s3.writing import MAX_PARTS, PARALLEL_LIMIT, S3Writer
+from ckptstore.backends.s3.writing import PARALLEL_LIMIT, S3Writer
 from ckptstore.errors import (
     CkptError,
     ConflictError,
@@ -45,10 +46,6 @@ from ckptstore.ids import random_letters
 from ckptstore.layout import TEMPORARY_PREFIX
 from ckptstore.uri import StoreURI
 
-COPY_PART = 256 * 1024 * 1024
-"""Objects over this size are copied in parts, in parallel: one copy could outlast a deadline."""
-
-_DELETE_BATCH = 1000
 _CONFLICT_ATTEMPTS = 5
 _THREADS = 8
 
@@ -248,72 +245,9 @@ class S3Backend(Backend):
         looks = not (self.is_exclusive() and self._checksums.crc)
         if looks and self._head(target) is not None:
             raise ConflictError(f"{printable(target)} exists already")
-        size: int = found["ContentLength"]
-        if size <= COPY_PART:
-            self.client.call(
-                "copy_object",
-                target,
-                CopySource=self._source(source),
-                CopySourceIfMatch=found["ETag"],
-                IfNoneMatch="*",
-                **self._stored_as,
-            )
-        else:
-            self._copy_parts(source, target, found)
-        self._check_copy(target, size, _crc(found))
+        copy_object(self.client, source, target, found, self._stored_as)
+        self._check_copy(target, found["ContentLength"], _crc(found))
         return "server"
-
-    def _source(self, key: str) -> dict[str, str]:
-        options = self.client.options
-        return {"Bucket": options.bucket, "Key": options.prefix + key}
-
-    def _copy_parts(self, source: str, target: str, found: dict[str, Any]) -> None:
-        size, crc = found["ContentLength"], decode(found.get("ChecksumCRC64NVME"))
-        checked: dict[str, Any] = {}
-        if crc is not None and found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
-            checked = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
-        upload = self.client.call("create_multipart_upload", target, **self._stored_as, **checked)[
-            "UploadId"
-        ]
-        length = max(COPY_PART, -(-size // MAX_PARTS))
-        try:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                parts = list(
-                    pool.map(
-                        lambda start: self._copy_part(source, target, found, upload, start, length),
-                        range(0, size, length),
-                    )
-                )
-            if checked:
-                assert crc is not None
-                checked = {"ChecksumCRC64NVME": encode(crc), "ChecksumType": "FULL_OBJECT"}
-            self.client.call(
-                "complete_multipart_upload",
-                target,
-                UploadId=upload,
-                MultipartUpload={"Parts": parts},
-                IfNoneMatch="*",
-                **checked,
-            )
-        except BaseException:
-            self.discard_unfinished([Unfinished(target, 0.0, upload)])
-            raise
-
-    def _copy_part(
-        self, source: str, target: str, found: dict[str, Any], upload: str, start: int, length: int
-    ) -> dict[str, Any]:
-        last = min(start + length, found["ContentLength"]) - 1
-        number = start // length + 1
-        answer = self.client.call(
-            "upload_part_copy",
-            target,
-            UploadId=upload,
-            PartNumber=number,
-            CopySource=self._source(source),
-            CopySourceIfMatch=found["ETag"],
-            CopySourceRange=f"bytes={start}-{last}",
-        )
-        return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
 
     def _check_copy(self, target: str, size: int, crc: str | None) -> None:
         """Compare size and stored checksum of a copy with its source's."""
@@ -346,21 +280,11 @@ class S3Backend(Backend):
         if not self._compares_etags():
             condition = {"IfMatchLastModifiedTime": found["LastModified"]}
         try:
-            return self._delete_if(key, **condition)
+            return delete_if(self.client, key, **condition)
         except CkptError as error:
             if not _unknown_condition(error.__cause__):
                 raise
         self.delete([key])
-        return True
-
-    def _delete_if(self, key: str, **condition: Any) -> bool:
-        """Delete an object under a condition; returns whether that held."""
-        try:
-            self.client.raw("delete_object", key, **condition)
-        except (BotoCoreError, ClientError) as error:
-            if code_of(error)[1] in (404, 412):
-                return False
-            raise self.client.meaning(error, key) from error
         return True
 
     def _compares_etags(self) -> bool:
@@ -369,7 +293,7 @@ class S3Backend(Backend):
             key = TEMPORARY_PREFIX + random_letters()
             self._put(key, b"")
             try:
-                self._etags_compared = not self._delete_if(key, IfMatch=f'"{"0" * 32}"')
+                self._etags_compared = not delete_if(self.client, key, IfMatch=f'"{"0" * 32}"')
             except CkptError as error:
                 if not _unknown_condition(error.__cause__):
                     raise
@@ -380,38 +304,7 @@ class S3Backend(Backend):
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :class:`Backend`. A thousand keys a request."""
-        pending = list(keys)
-        for start in range(0, len(pending), _DELETE_BATCH):
-            self._delete(pending[start : start + _DELETE_BATCH])
-
-    def _delete(self, keys: Sequence[str]) -> None:
-        if len(keys) == 1:
-            self._delete_one(keys[0])
-            return
-        prefix = self.client.options.prefix
-        named = [{"Key": prefix + key} for key in keys]
-        try:
-            answer = self.client.raw("delete_objects", Delete={"Objects": named, "Quiet": True})
-        except ClientError as error:
-            if code_of(error)[1] not in (400, 405, 501):
-                raise self.client.meaning(error, None) from error
-            # Some servers refuse it, or the checksum that it must have.
-            with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(self._delete_one, keys))
-            return
-        except BotoCoreError as error:
-            raise self.client.meaning(error, None) from error
-        for failed in answer.get("Errors", ()):
-            if failed.get("Code") not in ("NoSuchKey", "NotFound"):
-                # Told by itself, with its own code; what failed for a moment goes away now.
-                self._delete_one(failed["Key"][len(prefix) :])
-
-    def _delete_one(self, key: str) -> None:
-        try:
-            self.client.call("delete_object", key)
-        except NotFoundError as error:
-            if isinstance(error, PlaceNotFoundError):
-                raise
+        delete_keys(self.client, list(keys))
 
     def remove_tree(self, prefix: str) -> None:
         """See :class:`Backend`. Unfinished uploads below it end too."""
