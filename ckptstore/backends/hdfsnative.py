@@ -49,6 +49,10 @@ _WRAPPED = re.compile(r'\w+\("([^\[{"]+?):? *[\[{"]')
 _KEPT_SECONDS = 3.0  # hdfs-native keeps idle connections to DataNodes that long
 
 
+_PIECE = 4 * 1024 * 1024
+"""Bytes that are given to the library at once; it copies them."""
+
+
 class _LastData:
     """When this process last used a connection to a DataNode."""
 
@@ -277,8 +281,9 @@ class _NativeSink(Sink):
             self._block = found.block_size if found is not None else 0
         while data:
             left = self._block - self._position % self._block if self._block else len(data)
-            part, data = data[:left], data[left:]
-            self._client.call(self._path, partial(inner.write, part), data=True)
+            part, data = data[: min(left, _PIECE)], data[min(left, _PIECE) :]
+            # It takes bytes whole, and anything else byte by byte, ten times as slowly.
+            self._client.call(self._path, partial(inner.write, bytes(part)), data=True)
             self._position += len(part)
             if len(part) == left and self._block:
                 self._client.call(self._path, inner.hsync, data=True)
