@@ -163,11 +163,28 @@ def test_the_server_is_stopped_in_the_middle_of_an_upload(
         with pytest.raises(TemporaryError):
             store.push(tree, "r", 2, options)
         server.start()
+        _until_it_reads(bucket.uri())
         assert check_store(bucket.uri()) == ["r@1"]
         assert ckptstore.open_store(bucket.uri()).push(tree, "r", 2, OPTIONS).created
         assert check_store(bucket.uri()) == ["r@1", "r@2"]
     finally:
         server.kill()
+
+
+def _until_it_reads(uri: str) -> None:
+    """A server that was killed answers before it has found all of its data again."""
+    patience = time.monotonic() + 90
+    while True:
+        try:
+            for checkpoint in ckptstore.open_store(uri).list("r"):
+                checkpoint.read_bytes("actor/w.bin")
+            ckptstore.open_store(uri).backend.put("probe", b"")  # and it takes data again
+            ckptstore.open_store(uri).backend.delete(["probe"])
+            return
+        except TemporaryError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.5)
 
 
 def _ref(uri: str, ref: str) -> str:
