@@ -130,6 +130,14 @@ class Server(ABC):
         self.save(pids=pids)
 
 
+def kill_all(folder: Path) -> None:
+    """End every process of the server in a folder, whatever its kind."""
+    description = folder / "server.json"
+    if description.exists():
+        for pid in json.loads(description.read_text()).get("pids", {}).values():
+            end_process(pid, signal.SIGKILL)
+
+
 def end_process(pid: int, number: int) -> None:
     """Send a signal to a server and wait for its end; SIGKILL after ten seconds."""
     with suppress(ProcessLookupError):

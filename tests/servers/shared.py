@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.servers.process import Server, owner
+from tests.servers.process import Server, kill_all, owner
 
 S = TypeVar("S", bound=Server)
 
@@ -44,15 +44,4 @@ def shared(kind: type[S], factory: pytest.TempPathFactory) -> S:
 def stop_all(base: Path) -> None:
     """End every shared server below a run's temporary folder; its data is of no use any more."""
     for folder in base.glob("servers-*"):
-        _Any(folder).kill()
-
-
-class _Any(Server):
-    name = "server"
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return None
-
-    def start(self) -> None:
-        raise NotImplementedError
+        kill_all(folder)

@@ -67,23 +67,24 @@ class Checksums:
             ),
             lambda: self.send(operation, key, data, crc, **parameters),
         )
-        if undecided and self.crc and "ChecksumCRC64NVME" not in answer:
-            self._use_crc = False
-            return self.send(operation, key, data, crc, **parameters)
+        if undecided and self.crc:
+            self._use_crc = "ChecksumCRC64NVME" in answer
+            if not self._use_crc:
+                return self.send(operation, key, data, crc, **parameters)
         return answer
 
     def try_crc(self, with_crc: Callable[[], T], without: Callable[[], T]) -> T:
         """A request with a CRC; the first that is refused for it is repeated without, and so on."""
+        if self._use_crc is False:
+            return without()
         try:
-            found = with_crc()
+            return with_crc()
         except ClientError as error:
             code, status = code_of(error)
             if self._use_crc is True or (code not in _REFUSALS and status != 501):
                 raise
             self._use_crc = False
             return without()
-        self._use_crc = True
-        return found
 
 
 class Body:

@@ -95,17 +95,9 @@ class S3Writer(Writer):
     def _begin(self) -> None:
         with self._lock:
             if self._upload is None:
+                checked = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
                 answer = self._request(
-                    lambda: (
-                        self._checksums.try_crc(
-                            lambda: self._create(
-                                ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
-                            ),
-                            self._create,
-                        )
-                        if self._checksums.crc
-                        else self._create()
-                    )
+                    lambda: self._checksums.try_crc(lambda: self._create(**checked), self._create)
                 )
                 self._upload = answer["UploadId"]
 
