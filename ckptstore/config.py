@@ -69,6 +69,40 @@ def user_file() -> Path:
     return platformdirs.user_config_path("ckptstore") / PROJECT_FILE
 
 
+SECTIONS = ("retention", "jobs")
+"""Tables of the files; the modules that they are about say what may stand in them."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a section, and the file that it stands in.
+
+    Attributes:
+        name: ``NAME`` in ``[jobs.NAME]``.
+        values: What stands in it.
+        origin: The file.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    origin: str
+
+
+def load_sections(section: str) -> dict[str, Section]:
+    """The tables of a section, by name; one of the project's file replaces the user's.
+
+    Raises:
+        UsageError: a file is no TOML, or what stands there is no table.
+    """
+    found: dict[str, Section] = {}
+    for path in (user_file(), Path(PROJECT_FILE)):
+        tables = _read(path).get(section, {})
+        if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+            raise UsageError(f"{path}: {section} must hold tables: [{section}.NAME]")
+        found |= {name: Section(name, table, str(path)) for name, table in tables.items()}
+    return found
+
+
 def load_settings(environment: Mapping[str, str] | None = None) -> dict[str, Setting]:
     """Every setting, by key.
 
@@ -79,6 +113,8 @@ def load_settings(environment: Mapping[str, str] | None = None) -> dict[str, Set
     found = {key: Setting(key, default, "default") for key, (_, default, _) in _KEYS.items()}
     for path in (user_file(), Path(PROJECT_FILE)):
         for key, value in _read(path).items():
+            if key in SECTIONS:
+                continue
             found[key] = _checked(key, value, str(path))
     for key in _KEYS:
         variable = f"CKPT_{key.upper()}"

@@ -35,6 +35,7 @@ class LeaseKeeper:
         run, name: The save.
         writer: Who saves.
         life: The run's life that the save belongs to, if any.
+        copy_of: Id of the store that a mirror copies from.
         heartbeat: Seconds between renewals.
     """
 
@@ -46,6 +47,7 @@ class LeaseKeeper:
         writer: Writer,
         *,
         life: int | None = None,
+        copy_of: str | None = None,
         heartbeat: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._backend = catalog.backend
@@ -57,6 +59,7 @@ class LeaseKeeper:
             writer=writer,
             process=process_here(),
             life=life,
+            copy_of=copy_of,
         )
         self._heartbeat = heartbeat
         self._lock = threading.Lock()

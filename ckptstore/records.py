@@ -192,6 +192,9 @@ class Lease(Body, frozen=True):
     Attributes:
         abandoned: The writer ended without committing and left its files to the next save.
         life: The run's life that saves; ``None`` for a save that belongs to none.
+        copy_of: Id of the store that a mirror copies from; ``None`` for what is no mirror's copy.
+            A copy that was interrupted is completed by the next pass and must not be voided for
+            its age: a void would keep the checkpoint from ever being mirrored.
     """
 
     name: str
@@ -202,6 +205,7 @@ class Lease(Body, frozen=True):
     files: tuple[FileEntry, ...] = ()
     abandoned: bool = False
     life: int | None = None
+    copy_of: str | None = None
 
 
 class Life(Body, frozen=True):
@@ -219,6 +223,38 @@ class Life(Body, frozen=True):
     process: Process
 
 
+class MirrorNote(Body, frozen=True):
+    """A mirror that the store is expected to reach, and how the last attempt went.
+
+    Attributes:
+        uri: Where it is, without secrets.
+        since: When it was noted.
+        runs: Patterns of the runs it shall hold; none is all.
+        store: Id of the store there; ``None`` while it was never reached.
+        tried: When a pass last ended.
+        reached: When a pass last ended with all there that was owed.
+        problem: Why the last pass did not.
+    """
+
+    uri: str
+    since: str
+    writer: Writer
+    runs: tuple[str, ...] = ()
+    store: str | None = None
+    tried: str | None = None
+    reached: str | None = None
+    problem: str | None = None
+
+
+class Acknowledged(Body, frozen=True):
+    """The run's checkpoints that a mirror need not be given any more."""
+
+    run: str
+    names: tuple[str, ...]
+    updated: str
+    writer: Writer
+
+
 _any_format = Decoder[AnyFormat](AnyFormat)
 _marker = Decoder[Marker](Marker)
 _record = Decoder[Record](Record)
@@ -226,6 +262,8 @@ _mark = Decoder[Mark](Mark)
 _trash = Decoder[Trash](Trash)
 _lease = Decoder[Lease](Lease)
 _life = Decoder[Life](Life)
+_mirror_note = Decoder[MirrorNote](MirrorNote)
+_acknowledged = Decoder[Acknowledged](Acknowledged)
 
 
 def decode_marker(data: bytes, what: str) -> Marker:
@@ -309,6 +347,19 @@ def decode_life(data: bytes, run: str, number: int, what: str) -> Life:
     if (life.run, life.life) != (run, number):
         raise IntegrityError(f"{what} is about another life")
     return life
+
+
+def decode_mirror_note(data: bytes, what: str) -> MirrorNote:
+    """What is known of a mirror. Raises :class:`IntegrityError`."""
+    return _mirror_note.decode(data, what)
+
+
+def decode_acknowledged(data: bytes, run: str, what: str) -> Acknowledged:
+    """What a mirror holds of ``run``. Raises :class:`IntegrityError`."""
+    body = _acknowledged.decode(data, what)
+    if body.run != run:
+        raise IntegrityError(f"{what} is about another run")
+    return body
 
 
 About = TypeVar("About", Mark, Trash, Lease)

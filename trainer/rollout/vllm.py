@@ -236,6 +236,8 @@ def _reason(error: BaseException) -> str:
     told = next((line for line in lines if line.startswith("Value error, ")), None)
     if told is None:
         told = lines[0] if lines else type(error).__name__
+        if told.endswith(":") and len(lines) > 1:  # torch: "backend='inductor' raised:"
+            told = f"{told} {lines[1]}"
     return printable(told.removeprefix("Value error, ").partition(". ")[0])
 
 
