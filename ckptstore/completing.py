@@ -16,13 +16,13 @@ def make_empty_directories(backend: Backend, run: str, name: Name, manifest: Man
         backend.make_directory(RunKeys(run).file(name, path))
 
 
-def write_whole(backend: Backend, key: str, data: bytes) -> None:
-    """Write an object, complete and durable, at a key that must be free.
+def write_whole(backend: Backend, key: str, data: bytes, *, replace: bool = False) -> None:
+    """Write an object, complete and durable, at a key that must be free, or in place of what is.
 
     Raises:
         ConflictError: the key exists.
     """
-    writer = backend.open_writer(key)
+    writer = backend.open_writer(key, replace=replace)
     try:
         view = memoryview(data)
         for offset in range(0, len(data), BLOCK_SIZE):
