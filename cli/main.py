@@ -15,6 +15,7 @@ from cli import (
     pull,
     push,
     resume_info,
+    schedule,
     setup,
     show,
     verify,
@@ -72,3 +73,5 @@ _COMMANDS = (
 
 for _name, _function, _example in _COMMANDS:
     app.command(_name, epilog=f"Example: {_example}")(_function)
+
+app.add_typer(schedule.app, name="schedule")
