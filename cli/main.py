@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import (
+    backup,
     deleting,
     diff,
     doctor,
@@ -67,6 +68,7 @@ _COMMANDS = (
     ("tag", marking.tag, "ckpt tag /data/ckpts/gsm8k@500 release"),
     ("gc", deleting.gc, "ckpt gc /data/ckpts --dry-run"),
     ("mirror", mirror.mirror, "ckpt mirror /data/ckpts s3://bucket/ckpts"),
+    ("backup", backup.backup, "ckpt backup nightly --quiet"),
     ("resume-info", resume_info.resume_info, "ckpt resume-info /data/ckpts/gsm8k@latest"),
     ("doctor", doctor.doctor, "ckpt doctor /data/ckpts"),
     ("init", setup.init, "ckpt init /data/ckpts"),

@@ -195,7 +195,15 @@ def _check_parts(job: Job, where: str) -> None:
         raise UsageError(f"{where}: to names a store twice")
     if job.source in job.to:
         raise UsageError(f"{where}: the source {redact(job.source)} is also a destination")
-    if _is_uri(job.source):
+    if not job.reads_a_store:
+        if job.run is None and Path(job.source).is_dir():
+            raise UsageError(
+                f"{where}: run is missing", hint="the run that the directory is pushed to"
+            )
+        for key in ("runs", "source_retention", "limit"):
+            if getattr(job, key) and Path(job.source).is_dir():
+                raise UsageError(f"{where}: {key} is for a source that is a store")
+    else:
         unfit = [key for key in ("run", "layout") if getattr(job, key) is not None]
         if unfit:
             raise UsageError(

@@ -1,11 +1,60 @@
-"""What a job does in a store beside copying: retention, and reading a share of it."""
+"""What a job does with the other parts of ckptstore: mirror, retention, collecting, verifying."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
-from ckptstore.maintenance.retention import Policy
+from ckptstore.backup.jobs import Job
+from ckptstore.backup.report import PlaceReport, Problem
+from ckptstore.errors import ConflictError, NotFoundError
+from ckptstore.maintenance import gc
+from ckptstore.maintenance.mirror import How, mirror
+from ckptstore.maintenance.plan import verify_plan
+from ckptstore.maintenance.retention import Policy, prune
+from ckptstore.store import Store
+from ckptstore.transfer.throttle import Throttle
+
+log = logging.getLogger(__name__)
+
+
+def runs_of(store: Store, job: Job) -> list[str]:
+    """The runs of a store that the job is about; those that are not there yet are left out."""
+    there = store.runs()
+    if job.run is not None:
+        return [run for run in there if run == job.run]
+    return [r for r in there if not job.runs or any(fnmatchcase(r, p) for p in job.runs)]
+
+
+def mirror_to(
+    source: Store,
+    target: Store,
+    job: Job,
+    report: PlaceReport,
+    cancel: threading.Event,
+    dry_run: bool,
+) -> None:
+    """Copy what a destination lacks of a source store.
+
+    Raises:
+        CkptError: one of them failed.
+    """
+    how = How(
+        runs=job.runs,
+        newest_first=job.newest_first,
+        throttle=Throttle(job.limit, cancel) if job.limit is not None else None,
+        dry_run=dry_run,
+        cancel=cancel,
+    )
+    result = mirror(source, target, how)
+    report.copied += result.copied
+    report.sent_bytes += result.sent_bytes
+    report.problems += [Problem(f"{s.ref}: {s.reason}", 3, s.hint) for s in result.skipped]
+    if result.failure is not None:
+        raise result.failure
 
 
 def policy_of(rules: Mapping[str, Any]) -> Policy:
@@ -15,3 +64,48 @@ def policy_of(rules: Mapping[str, Any]) -> Policy:
         UsageError: one is unknown or cannot be, there is none, or they would keep nothing.
     """
     return Policy.from_mapping(rules)
+
+
+def prune_run(
+    store: Store,
+    run: str,
+    rules: Mapping[str, Any],
+    max_delete: int | None,
+    report: PlaceReport,
+    dry_run: bool,
+) -> None:
+    """Apply the rules to a run, and collect what nothing needs any more.
+
+    Raises:
+        ConflictError: more than ``max_delete`` would be deleted; nothing was.
+        CkptError: the store failed.
+    """
+    result = prune(store, run, policy_of(rules), dry_run=dry_run, max_delete=max_delete)
+    report.deleted += [d.ref for d in result.deleted]
+    report.notes += result.warnings
+
+
+def collect(store: Store, runs: list[str]) -> None:
+    """Remove what dead saves left; where that is not safe nothing is done."""
+    for run in runs:
+        try:
+            gc(store, run)
+        except (ConflictError, NotFoundError) as error:
+            log.info("nothing was collected in %s of %s: %s", run, store.uri, error)
+
+
+def verify_share(
+    store: Store, runs: list[str], job: Job, report: PlaceReport, cancel: threading.Event
+) -> None:
+    """Read a share of the runs, the least recently verified first; damage is a problem.
+
+    Raises:
+        CkptError: the store failed.
+    """
+    plan = verify_plan(store, runs, sample=job.verify, max_duration=job.verify_time, cancel=cancel)
+    for result in plan:
+        if result.ok:
+            report.verified += 1
+            continue
+        hint = f"ckpt verify {store.uri} --deep"
+        report.problems.append(Problem(f"{result.ref} is damaged: {result.damage[0]}", 5, hint))
