@@ -206,9 +206,23 @@ def note_verified(
 
 
 def note_damage(
-    catalog: Catalog, run: str, name: Name, damage: Iterable[Damage], *, deep: bool
+    catalog: Catalog,
+    run: str,
+    name: Name,
+    damage: Iterable[Damage],
+    *,
+    deep: bool,
+    whole: bool = False,
 ) -> None:
-    """Note what was found damaged. Noting the same again adds nothing."""
+    """Note what was found damaged. Noting the same again adds nothing.
+
+    Args:
+        catalog: The store.
+        run, name: The checkpoint.
+        damage: What was found.
+        deep: Content is known to differ, so only a look at all content can end this.
+        whole: All content was looked at, so this is all there is: it ends what was noted before.
+    """
     catalog.require_writable()
     notes = tuple(
         DamageNote(path=d.path, reason=d.reason, offset=d.offset, length=d.length)
@@ -218,5 +232,5 @@ def note_damage(
     known = set(now.damage)
     if now.damaged and known.issuperset(notes):
         return
-    ended = tuple(now.of_kind("damaged")) if deep else ()
+    ended = tuple(now.of_kind("damaged")) if whole else ()
     _add(catalog, _new(run, name, "damaged", damage=notes, deep=deep, removes=ended), name)

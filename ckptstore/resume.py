@@ -152,7 +152,7 @@ def _judge(
         notes = checkpoint.standing.damage
         return None, f"damaged: {notes[0].path}: {notes[0].reason}" if notes else "damaged"
     try:
-        result = verify(checkpoint, deep=deep, progress=progress, cancel=cancel)
+        result = verify(checkpoint, deep=deep, checksums=False, progress=progress, cancel=cancel)
     except NotFoundError:
         return None, "was deleted meanwhile"
     if result.ok:

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from ckptstore.maintenance.gc import GcAction, GcResult, gc
+from ckptstore.maintenance.plan import VerifyPlan, verify_plan
 from ckptstore.maintenance.verify import CheckResult, verify, verify_run
 
-__all__ = ["CheckResult", "GcAction", "GcResult", "gc", "verify", "verify_run"]
+__all__ = [
+    "CheckResult",
+    "GcAction",
+    "GcResult",
+    "VerifyPlan",
+    "gc",
+    "verify",
+    "verify_plan",
+    "verify_run",
+]
