@@ -1,9 +1,9 @@
-"""Keeping a store sound: verification repair, and the collection of what nothing
-needs any more."""
+"""Keeping a store sound: verification, repair, collecting what nothing needs any more."""
 
 from __future__ import annotations
 
 from ckptstore.maintenance.gc import GcAction, GcResult, gc
+from ckptstore.maintenance.marker import restore_marker
 from ckptstore.maintenance.plan import VerifyPlan, verify_plan
 from ckptstore.maintenance.repair import (
     Fixed,
@@ -25,6 +25,7 @@ __all__ = [
     "repair",
     "repair_name",
     "repair_run",
+    "restore_marker",
     "verify",
     "verify_plan",
     "verify_run",

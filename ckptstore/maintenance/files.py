@@ -2,8 +2,8 @@
 
 A stored file is never written to: it may be shared with other checkpoints, or be read at this
 moment. A copy is made of its good blocks and of blocks from elsewhere, hashed as it is written, and
-takes the damaged file's name in one step. Then each checkpoint that shared the damaged file is given
-the good one, again shared.
+takes the damaged file's name in one step. Then each checkpoint that shared the damaged file is
+given the good one, again shared.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _differing(one: bytes, other: bytes) -> int:
 
 
 def _one_byte_changed(body: bytes) -> Iterator[bytearray]:
-    """Every text that differs from ``body`` in one bit, then in one byte; always the same buffer."""
+    """Every text that differs in one bit, then in one byte; always the same buffer."""
     changed = bytearray(body)
     bits = [1 << bit for bit in range(8)]
     others = [mask for mask in range(1, 256) if mask not in bits]

@@ -20,7 +20,7 @@ from ckptstore.catalog import Catalog
 from ckptstore.errors import CkptError, Damage, NotFoundError
 from ckptstore.hashing import block_digest
 from ckptstore.layout import MANIFEST, Name, RunKeys
-from ckptstore.listing import RECORD_LOST
+from ckptstore.listing import RECORD_LOST, ref_of
 from ckptstore.maintenance.files import Files, Options
 from ckptstore.maintenance.mending import (
     from_sources,
@@ -115,10 +115,22 @@ def repair(
 
 
 def repair_name(
-    store: Store, run: str, name: Name, sources: Sequence[Store] = (), **how: bool
+    store: Store,
+    run: str,
+    name: Name,
+    sources: Sequence[Store] = (),
+    *,
+    dry_run: bool = False,
+    drop_marks: bool = False,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
 ) -> RepairResult:
     """:func:`repair` for a checkpoint whose record may be damaged or lost."""
-    return _Repair(store.catalog, run, name, sources, Options(**how)).run()  # type: ignore[arg-type]
+    newest = store.catalog.newest(run, name.step)
+    ref = ref_of(run, name, {name.step: newest.name} if newest is not None else {})
+    options = Options(dry_run, drop_marks, threads, progress, cancel)
+    return _Repair(store.catalog, run, name, sources, options).run(ref)
 
 
 def repair_run(
