@@ -42,6 +42,8 @@ class Capabilities:
         old_listings: A listing may be some seconds old (a size, a name); ``stat`` is not.
         keeps_checksums: The storage keeps a checksum with each object, and ``checksum`` tells it
             without reading the object.
+        resumes: ``open_writer`` takes up what an interrupted writer left, when asked to; elsewhere
+            each begins anew.
         forbidden: Characters that a path cannot hold here.
     """
 
@@ -55,6 +57,7 @@ class Capabilities:
     threads: int = 0
     old_listings: bool = False
     keeps_checksums: bool = False
+    resumes: bool = False
     forbidden: str = ""
 
     def in_parallel(self, size: int) -> bool:
@@ -150,6 +153,15 @@ class Writer(ABC):
         elsewhere front to back.
         """
 
+    def kept(self, offset: int, data: memoryview) -> bool:
+        """Whether exactly these bytes lie at ``offset`` of what was taken up.
+
+        Asked right before ``write`` or ``skip_zeros`` of the same block, in the same order and from
+        the same threads. What is kept must not be written again.
+        """
+        del offset, data
+        return False
+
     @abstractmethod
     def skip_zeros(self, offset: int, length: int) -> bool:
         """Leave ``length`` zero bytes at ``offset`` unwritten, where the storage reads them as 0.
@@ -166,12 +178,16 @@ class Writer(ABC):
         ``sync`` of its directory.
 
         Raises:
-            ConflictError: the key exists. It is left as it was.
+            ConflictError: the key exists. It is left as it was. Of two writers that took up the
+                same, the second may meet this already in ``write``; also when both replace.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Give it up and leave nothing behind. May be called twice, and after ``finish``."""
+        """Give it up and leave nothing behind. May be called twice, and after ``finish``.
+
+        One that was opened to be resumed leaves what it has for the next such writer.
+        """
 
 
 class Backend(ABC):
@@ -218,7 +234,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
         """Begin an object at a key that must be free; directories above it are made as needed.
 
         Args:
@@ -226,6 +250,16 @@ class Backend(ABC):
             size: How many bytes it will have; ``None`` when that is not known, and then it is
                 written front to back.
             executable: The exec bit, where the storage has one.
+            replace: The key need not be free: ``finish`` puts the object in place of what is there,
+                in one step. A reader sees the old bytes or the new, and another name (a hard link)
+                of what was there keeps the old ones. Only for an object that was found damaged.
+            resume: Take up what an earlier such writer of this key and ``size``, which must be
+                given, left when its process was killed or when it was aborted. Only for content
+                that the key determines, and that is verified before it is written: two processes
+                may write into the same at once, and then both write the same bytes. Whoever
+                finishes second meets a :class:`ConflictError`, or, where the storage cannot tell
+                its object from the other's, nothing. Where it cannot be done (see
+                ``Capabilities.resumes``) the object is begun anew.
         """
 
     @abstractmethod

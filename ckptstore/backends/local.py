@@ -32,6 +32,7 @@ from ckptstore.backends.localfile import (
     temporary_path,
     write_all,
 )
+from ckptstore.backends.localresume import open_resumable
 from ckptstore.errors import (
     IntegrityError,
     TemporaryError,
@@ -64,7 +65,7 @@ class LocalBackend(Backend):
         self.uri = root
         self.dedupe = dedupe
         self._reflinks = dedupe == "reflink"
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(resumes=True)
 
     @classmethod
     def from_uri(cls, uri: StoreURI) -> LocalBackend:
@@ -182,13 +183,23 @@ class LocalBackend(Backend):
         """See :class:`Backend`."""
         return LocalReader(self._path(key))
 
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
         """See :class:`Backend`."""
-        del size
         path = self._path(key)
         with translate_os_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return LocalWriter(path, executable=executable)
+            if resume:
+                assert size is not None
+                return open_resumable(path, size, executable=executable, replace=replace)
+            return LocalWriter(path, executable=executable, replace=replace)
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`Backend`."""

@@ -98,11 +98,20 @@ class LocalReader(Reader):
 
 
 class LocalWriter(Writer):
-    """A file under a temporary name until it is complete."""
+    """A file under a temporary name until it is complete.
 
-    def __init__(self, path: str, *, executable: bool = False) -> None:
+    Args:
+        path: The name it gets then.
+        executable: The exec bit.
+        replace: Whether it gets the name also when something else has it.
+    """
+
+    _temporary: str | None
+
+    def __init__(self, path: str, *, executable: bool = False, replace: bool = False) -> None:
         self._path = path
-        self._temporary: str | None = temporary_path(os.path.dirname(path))
+        self._replace = replace
+        self._temporary = temporary_path(os.path.dirname(path))
         self._fd = os.open(self._temporary, CREATE, 0o555 if executable else 0o444)
 
     def fileno(self) -> int:
@@ -126,13 +135,20 @@ class LocalWriter(Writer):
         with translate_os_errors(self._path):
             os.ftruncate(self._fd, size)
             os.fsync(self._fd)
-            self._close()  # before the unlink: NFS keeps what is removed while it is open
-            try:
-                link_or_copy(self._temporary, self._path)
-            except FileExistsError:
-                raise ConflictError(f"{printable(self._path)} exists already") from None
-            os.unlink(self._temporary)
+            self._place(self._temporary)
             self._temporary = None
+
+    def _place(self, temporary: str) -> None:
+        """Give the complete file its name."""
+        self._close()  # before the unlink: NFS keeps what is removed while it is open
+        if self._replace:
+            os.rename(temporary, self._path)
+            return
+        try:
+            link_or_copy(temporary, self._path)
+        except FileExistsError:
+            raise ConflictError(f"{printable(self._path)} exists already") from None
+        os.unlink(temporary)
 
     def abort(self) -> None:
         """See :class:`Writer`."""

@@ -15,16 +15,24 @@ from ckptstore.uri import StoreURI
 
 @dataclass
 class Space:
-    """The objects of one memory store: data and time by key, and directories made on purpose."""
+    """What one memory store holds.
+
+    Attributes:
+        objects: Data and time by key.
+        directories: Those that were made on purpose.
+        unfinished: What interrupted writers left, by key and size.
+    """
 
     objects: dict[str, tuple[bytes, float]] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
+    unfinished: dict[tuple[str, int], bytearray] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def copy(self) -> Space:
         """An independent space with the same content."""
         with self.lock:
-            return Space(dict(self.objects), set(self.directories))
+            unfinished = {which: bytearray(data) for which, data in self.unfinished.items()}
+            return Space(dict(self.objects), set(self.directories), unfinished)
 
 
 _spaces: dict[str, Space] = {}
@@ -45,7 +53,7 @@ class MemoryBackend(Backend):
     ) -> None:
         self.space = space
         self.uri = f"memory://{name}"
-        self.capabilities = Capabilities(durable_sync=False, parallel_blocks=False)
+        self.capabilities = Capabilities(durable_sync=False, parallel_blocks=False, resumes=True)
         self._clock = clock
 
     @classmethod
@@ -109,10 +117,23 @@ class MemoryBackend(Backend):
         """See :class:`Backend`."""
         return _MemoryReader(self._get(key))
 
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
         """See :class:`Backend`."""
-        del size, executable
-        return _MemoryWriter(self, key)
+        del executable
+        if not resume:
+            return _MemoryWriter(self, key, bytearray(), replace=replace)
+        assert size is not None
+        with self.space.lock:
+            data = self.space.unfinished.setdefault((key, size), bytearray())
+        return _MemoryWriter(self, key, data, replace=replace)
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`Backend`."""
@@ -197,13 +218,17 @@ class _MemoryReader(Reader):
 
 
 class _MemoryWriter(Writer):
-    def __init__(self, backend: MemoryBackend, key: str) -> None:
+    def __init__(self, backend: MemoryBackend, key: str, data: bytearray, *, replace: bool) -> None:
         self._backend = backend
         self._key = key
-        self._data = bytearray()
+        self._data = data
+        self._replace = replace
 
     def write(self, offset: int, data: memoryview) -> None:
         self._data[offset : offset + len(data)] = data
+
+    def kept(self, offset: int, data: memoryview) -> bool:
+        return self._data[offset : offset + len(data)] == data
 
     def skip_zeros(self, offset: int, length: int) -> bool:
         del offset, length
@@ -211,7 +236,13 @@ class _MemoryWriter(Writer):
 
     def finish(self, size: int) -> None:
         assert len(self._data) == size
-        if not self._backend.create_exclusive(self._key, bytes(self._data)):
+        with self._backend.space.lock:
+            unfinished = self._backend.space.unfinished
+            if unfinished.get((self._key, size)) is self._data:
+                del unfinished[self._key, size]
+        if self._replace:
+            self._backend.put(self._key, bytes(self._data))
+        elif not self._backend.create_exclusive(self._key, bytes(self._data)):
             raise ConflictError(f"{self._backend.uri}/{printable(self._key)} exists already")
 
     def abort(self) -> None:

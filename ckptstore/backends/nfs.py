@@ -58,7 +58,7 @@ class NfsBackend(LocalBackend):
     def __init__(self, root: str, *, dedupe: Dedupe = "reflink") -> None:
         super().__init__(root, dedupe=dedupe)
         # Each read waits for several answers.
-        self.capabilities = Capabilities(parallel_reads=16, old_listings=True)
+        self.capabilities = Capabilities(parallel_reads=16, old_listings=True, resumes=True)
         self._told: set[str] = set()
 
     # Reading: all of it can be done again.

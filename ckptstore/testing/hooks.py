@@ -58,12 +58,22 @@ class HookedBackend(Backend):
         """See :class:`Backend`."""
         return self.around("open_reader", key, lambda: self.inner.open_reader(key))
 
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
         """See :class:`Backend`."""
         writer = self.around(
             "open_writer",
             key,
-            lambda: self.inner.open_writer(key, size=size, executable=executable),
+            lambda: self.inner.open_writer(
+                key, size=size, executable=executable, replace=replace, resume=resume
+            ),
         )
         return _HookedWriter(self, key, writer)
 
@@ -174,6 +184,9 @@ class _HookedWriter(Writer):
 
     def write(self, offset: int, data: memoryview) -> None:
         self._backend.around("write", self._key, lambda: self._inner.write(offset, data))
+
+    def kept(self, offset: int, data: memoryview) -> bool:
+        return self._inner.kept(offset, data)
 
     def skip_zeros(self, offset: int, length: int) -> bool:
         return self._inner.skip_zeros(offset, length)

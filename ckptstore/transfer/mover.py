@@ -89,7 +89,7 @@ class Moved:
         path: Its path in the checkpoint.
         entry: What was read; ``None`` when not all of it was.
         damage: Where it is not what it must be.
-        written: Bytes that went to the target.
+        written: Bytes that went to the target; not those that it held already.
     """
 
     path: str
@@ -347,6 +347,8 @@ class _File:
 
     def _write(self, offset: int, view: memoryview, digest: str) -> None:
         assert self._writer is not None
+        if self._writer.kept(offset, view):
+            return
         whole_zeros = len(view) == BLOCK_SIZE and digest == zero_block_digest()
         if not (whole_zeros and self._writer.skip_zeros(offset, len(view))):
             self._writer.write(offset, view)

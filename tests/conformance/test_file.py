@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from multiprocessing import get_context
@@ -12,7 +13,7 @@ import pytest
 
 from ckptstore.backends.base import Backend
 from ckptstore.backends.local import LocalBackend
-from ckptstore.errors import IntegrityError
+from ckptstore.errors import CkptError, IntegrityError, TemporaryError
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.testing.conformance import RACERS, BackendConformance
 
@@ -74,6 +75,89 @@ class TestFile(BackendConformance):
         assert how in ("link", "reflink")
         same = (self.root / "d/x").stat().st_ino == (self.root / "e/x").stat().st_ino
         assert same is (how == "link")
+
+    def test_what_is_replaced_lives_on_under_its_other_name(self) -> None:
+        backend = LocalBackend(str(self.root), dedupe="link")
+        writer = backend.open_writer("d/x")
+        writer.write(0, memoryview(b"old"))
+        writer.finish(3)
+        assert backend.copy("d/x", "e/x") == "link"
+        for key, resume in (("d/x", False), ("d/x", True)):
+            writer = backend.open_writer(key, size=3, replace=True, resume=resume)
+            writer.write(0, memoryview(b"new"))
+            writer.finish(3)
+            assert self.raw_read("d/x") == b"new"
+            assert self.raw_read("e/x") == b"old"
+            assert stat.S_IMODE((self.root / "d/x").stat().st_mode) & 0o222 == 0
+
+    def test_a_stored_file_is_never_taken_up(self) -> None:
+        """Its name may be left under a temporary one, as by a restored backup of the directory."""
+        backend = self.make()
+        writer = backend.open_writer("d/x", size=4, resume=True)
+        writer.write(0, memoryview(b"good"))
+        writer.abort()
+        (temporary,) = (self.root / "d").iterdir()
+        os.link(temporary, self.root / "stored")
+        writer = backend.open_writer("d/x", size=4, resume=True)
+        writer.write(0, memoryview(b"evil"))
+        writer.finish(4)
+        assert self.raw_read("d/x") == b"evil"
+        assert self.raw_read("stored") == b"good"
+        os.unlink(temporary)
+        temporary.symlink_to(self.root / "stored")
+        backend.open_writer("d/x", size=4, resume=True).write(0, memoryview(b"evil"))
+        assert self.raw_read("stored") == b"good"
+
+    def test_a_half_file_that_took_the_name_of_a_whole_one_is_not_shown(self) -> None:
+        backend = self.make()
+        one = backend.open_writer("d/x", size=4, resume=True)
+        one.write(0, memoryview(b"good"))
+        (temporary,) = (self.root / "d").iterdir()
+        temporary.unlink()  # as gc does with what is old
+        two = backend.open_writer("d/x", size=4, resume=True)
+        two.write(0, memoryview(b"go"))
+        with pytest.raises(TemporaryError):
+            one.finish(4)
+        one.abort()
+        assert self.raw_read("d/x") is None
+        two.write(2, memoryview(b"od"))
+        two.finish(4)
+        assert self.raw_read("d/x") == b"good"
+
+    def test_what_the_disk_refused_is_not_taken_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory may still hold it, and then it reads well until the power is cut."""
+
+        def refuse(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        writer = self.make().open_writer("d/x", size=4, resume=True)
+        writer.write(0, memoryview(b"good"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refuse)
+            with pytest.raises(CkptError):
+                writer.finish(4)
+        writer.abort()
+        writer = self.make().open_writer("d/x", size=4, resume=True)
+        assert not writer.kept(0, memoryview(b"good"))
+        writer.abort()
+
+    def test_holes_stay_holes_in_a_resumed_file(self) -> None:
+        size = 3 * BLOCK_SIZE
+        zeros = memoryview(bytes(BLOCK_SIZE))
+        writer = self.make().open_writer("d/x", size=size, resume=True)
+        assert writer.skip_zeros(0, BLOCK_SIZE)
+        writer.write(BLOCK_SIZE, memoryview(b"a" * BLOCK_SIZE))
+        writer.abort()
+        writer = self.make().open_writer("d/x", size=size, resume=True)
+        assert writer.kept(0, zeros)
+        assert not writer.kept(BLOCK_SIZE, zeros)
+        assert not writer.skip_zeros(BLOCK_SIZE, BLOCK_SIZE)  # something else lies there
+        assert not writer.kept(2 * BLOCK_SIZE, zeros)
+        assert writer.skip_zeros(2 * BLOCK_SIZE, BLOCK_SIZE)
+        writer.write(BLOCK_SIZE, zeros)
+        writer.finish(size)
+        assert self.raw_read("d/x") == bytes(size)
+        assert (self.root / "d/x").stat().st_blocks * 512 < 2 * BLOCK_SIZE
 
     def test_without_links_the_exec_bit_decides(self) -> None:
         backend = LocalBackend(str(self.root), dedupe="link")

@@ -48,11 +48,11 @@ def test_a_failed_save_deletes_nothing_that_was_there(tmp_path: Path) -> None:
 
     class Full(Faulty):
         def open_writer(
-            self, key: str, *, size: int | None = None, executable: bool = False
+            self, key: str, *, size: int | None = None, executable: bool = False, **more: bool
         ) -> Writer:
             if "-step-00000002-" in key and "b.bin" in key:
                 raise NoSpaceError("no space left: it is full")
-            return super().open_writer(key, size=size, executable=executable)
+            return super().open_writer(key, size=size, executable=executable, **more)
 
     store = Full(str(tmp_path / "store")).store()
     old = save(store, 1, {"a.bin": b"a" * 1000, "b.bin": b"b" * 1000})
@@ -255,9 +255,9 @@ def test_a_file_that_did_not_arrive_stops_the_commit(tmp_path: Path) -> None:
 
     class Forgetful(Faulty):
         def open_writer(
-            self, key: str, *, size: int | None = None, executable: bool = False
+            self, key: str, *, size: int | None = None, executable: bool = False, **more: bool
         ) -> Writer:
-            writer = super().open_writer(key, size=size, executable=executable)
+            writer = super().open_writer(key, size=size, executable=executable, **more)
             if key.endswith("/b.bin"):
                 path = self._path(key)
                 finish = writer.finish

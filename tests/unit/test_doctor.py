@@ -247,10 +247,10 @@ class _Mangled(Writer):
 def _mangling(space: Space, mangle: Callable[[bytes], bytes], crc: str | None) -> MemoryBackend:
     class Mangling(Odd):
         def open_writer(
-            self, key: str, *, size: int | None = None, executable: bool = False
+            self, key: str, *, size: int | None = None, executable: bool = False, **more: bool
         ) -> Writer:
             if not key.endswith("two-parts"):
-                return super().open_writer(key, size=size, executable=executable)
+                return super().open_writer(key, size=size, executable=executable, **more)
             return _Mangled(self, key, mangle)
 
         def checksum(self, key: str) -> str | None:
@@ -297,11 +297,11 @@ def test_what_is_left_of_a_write_that_was_given_up_is_found(space: Space) -> Non
 
     class Leaving(Odd):
         def open_writer(
-            self, key: str, *, size: int | None = None, executable: bool = False
+            self, key: str, *, size: int | None = None, executable: bool = False, **more: bool
         ) -> Writer:
             if "/given-up/" in key:
                 return Half(self, key, bytes)
-            return super().open_writer(key, size=size, executable=executable)
+            return super().open_writer(key, size=size, executable=executable, **more)
 
     only(findings(lambda: Leaving(space)), "abort", "failed")
     assert not space.objects

@@ -178,6 +178,27 @@ def test_a_block_of_zeros_is_skipped_only_where_the_target_reads_holes_as_zeros(
     assert (BLOCK_SIZE in target.parts) is not holes
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_the_target_has_already_is_not_written_or_counted(threads: int) -> None:
+    class Holding(Target):
+        def kept(self, offset: int, data: memoryview) -> bool:
+            kept = offset != BLOCK_SIZE
+            if kept:
+                self.parts[offset] = bytes(data)  # what it holds is what it is asked about
+            return kept
+
+        def skip_zeros(self, offset: int, length: int) -> bool:
+            raise AssertionError("what is kept, or is no zeros, is not skipped")
+
+    target = Holding()
+    data = bytes(BLOCK_SIZE) + BIG[:BLOCK_SIZE] + b"end"
+    (moved,) = Mover(threads=threads).run([copy(data, target, expect=data)])
+    assert target.order == [BLOCK_SIZE]
+    assert target.data == data
+    assert moved.written == BLOCK_SIZE
+    assert moved.entry == entry_of(data)
+
+
 def test_a_differing_block_stops_everything_and_names_its_range() -> None:
     bad = bytearray(BIG)
     bad[BLOCK_SIZE + 5] ^= 1

@@ -674,12 +674,12 @@ def test_a_file_that_could_not_be_opened_can_be_tried_again_in_the_same_save() -
         failures = 1
 
         def open_writer(
-            self, key: str, *, size: int | None = None, executable: bool = False
+            self, key: str, *, size: int | None = None, executable: bool = False, **more: bool
         ) -> BackendWriter:
             if key.endswith("/a") and self.failures:
                 self.failures -= 1
                 raise TemporaryError("not now")
-            return super().open_writer(key, size=size, executable=executable)
+            return super().open_writer(key, size=size, executable=executable, **more)
 
     store = Store(FailsOnce(Space()))
     with store.save(RUN, 1) as one:
