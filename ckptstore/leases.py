@@ -125,3 +125,8 @@ def is_dead(held: HeldLease) -> bool:
     """Whether the save has certainly ended: it said so, or its process is gone from this host."""
     lease = held.lease
     return lease is not None and (lease.abandoned or is_gone(lease.process))
+
+
+def is_copy(held: HeldLease) -> bool:
+    """Whether a mirror is, or was, copying a checkpoint under it."""
+    return held.lease is not None and held.lease.copy_of is not None

@@ -91,20 +91,22 @@ def expect_mirror(catalog: Catalog, uri: str, runs: Sequence[str] = ()) -> Mirro
     Args:
         catalog: The store.
         uri: Where the mirror is, without secrets.
-        runs: Patterns of the runs it shall hold; none is all.
+        runs: Patterns of the runs it shall hold, beside those that it is expected to hold already;
+            none is all.
     """
     catalog.require_writable()
     mirror = mirror_id(uri)
     found = _mirror(catalog, mirror)
-    if found is not None and found.note is not None and found.note.runs == tuple(runs):
-        return found
-    note = MirrorNote(
-        uri=uri,
-        since=timestamp(),
-        runs=tuple(runs),
-        store=found.note.store if found is not None and found.note is not None else None,
-        writer=writer_here(random_letters()),
-    )
+    before = found.note if found is not None else None
+    if before is not None:
+        all_runs = not runs or not before.runs
+        wanted = () if all_runs else tuple(dict.fromkeys((*before.runs, *runs)))
+        if before.runs == wanted:
+            return Mirror(mirror, before)
+        note = msgspec.structs.replace(before, runs=wanted)
+    else:
+        writer = writer_here(random_letters())
+        note = MirrorNote(uri=uri, since=timestamp(), runs=tuple(runs), writer=writer)
     _put(catalog, mirror, note)
     return Mirror(mirror, note)
 

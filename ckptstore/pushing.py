@@ -18,7 +18,7 @@ import msgspec
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError, UsageError, printable
 from ckptstore.layout import MANIFEST, Name, RunKeys, is_temporary
-from ckptstore.leases import is_dead, is_live
+from ckptstore.leases import is_copy, is_dead, is_live
 from ckptstore.manifest import FileEntry, entry_problem
 from ckptstore.marks import add_metrics, add_tag
 from ckptstore.reading import Checkpoint
@@ -190,7 +190,7 @@ class _Push:
             held = leases.get(name)
             found = self.catalog.find(self.run_name, name)
             voided = found is not None and found.is_void
-            if found is not None and not voided:
+            if (found is not None and not voided) or (held is not None and is_copy(held)):
                 continue
             if voided or (held is not None and (is_dead(held) or self._is_stale(held))):
                 dead.append(_Dead(name, held, self._complete_files(name, held)))

@@ -22,15 +22,20 @@ from typing import Self
 from ckptstore import document
 from ckptstore.adding import Adding
 from ckptstore.catalog import Catalog
+from ckptstore.completing import (
+    directories_of,
+    make_empty_directories,
+    not_arrived,
+    write_whole,
+)
 from ckptstore.errors import (
     CancelledError,
     CkptError,
     IntegrityError,
     NoSpaceError,
     VoidedError,
-    printable,
 )
-from ckptstore.hashing import BLOCK_SIZE, block_digest
+from ckptstore.hashing import block_digest
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys, check_run, check_step
 from ckptstore.leases import LeaseKeeper
@@ -126,13 +131,12 @@ class Save(Adding):
         self._catalog.check_alive()
         manifest = Manifest.build(self.run, self.name, entries, self._empty, self._metadata)
         data = manifest.encode()
-        for path in manifest.empty_directories:
-            self._backend.make_directory(self._keys.file(self.name, path))
-        self._write_whole(self._keys.manifest(self.name), data)
+        make_empty_directories(self._backend, self.run, self.name, manifest)
+        write_whole(self._backend, self._keys.manifest(self.name), data)
         self._check_arrived(manifest)
         if self._options.cancel is not None and self._options.cancel.is_set():
             raise CancelledError("cancelled")
-        self._backend.sync(self._directories(manifest))
+        self._backend.sync(directories_of(self.run, self.name, manifest))
         commit = self._record(manifest, data)
         self._create_record(commit)
         self._ended = True
@@ -144,7 +148,7 @@ class Save(Adding):
     def _check_arrived(self, manifest: Manifest) -> None:
         """Compare what the storage lists with what shall be committed."""
         for pause in (*_LIST_AGAIN, None):
-            problem = self._not_arrived(manifest)
+            problem = not_arrived(self._catalog, self.run, self.name, manifest)
             if problem is None:
                 return
             self._catalog.check_alive()
@@ -155,39 +159,6 @@ class Save(Adding):
                     hint="check the storage; did something delete from it?",
                 )
             time.sleep(pause)
-
-    def _not_arrived(self, manifest: Manifest) -> str | None:
-        root = self._keys.directory(self.name)
-        listed = {e.key: e.size for e in self._backend.list(root, recursive=True)}
-        for entry in manifest.files:
-            key = f"{root}/{entry.path}"
-            size = listed.get(key)
-            if size != entry.size:
-                size = self._catalog.size_now(key, size)
-            if size != entry.size:
-                found = "is not there" if size is None else f"has {size} bytes of {entry.size}"
-                return f"{printable(entry.path)} {found}"
-        return None
-
-    def _write_whole(self, key: str, data: bytes) -> None:
-        writer = self._backend.open_writer(key)
-        try:
-            view = memoryview(data)
-            for offset in range(0, len(data), BLOCK_SIZE):
-                writer.write(offset, view[offset : offset + BLOCK_SIZE])
-            writer.finish(len(data))
-        finally:
-            writer.abort()
-
-    def _directories(self, manifest: Manifest) -> list[str]:
-        """Every directory whose names the checkpoint depends on, the deepest first."""
-        below: set[str] = set()
-        for path in [e.path for e in manifest.files] + list(manifest.empty_directories):
-            while path := path.rpartition("/")[0]:
-                below.add(path)
-        root = self._keys.directory(self.name)
-        deepest_first = sorted(below, key=lambda path: (-path.count("/"), path))
-        return [*(f"{root}/{path}" for path in deepest_first), root, self.run, ""]
 
     def _record(self, manifest: Manifest, data: bytes) -> Commit:
         options = self._options

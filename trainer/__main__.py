@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.print_config:
             print(to_yaml(config), end="")
             return 0
-        if "://" not in config.storage.uri:
-            config.storage.uri = os.path.abspath(config.storage.uri)
+        config.storage.uri = _absolute(config.storage.uri)
+        config.storage.mirrors = [_absolute(uri) for uri in config.storage.mirrors]
         if config.runtime == "ray":
             from trainer.runtime.ray import train
         else:
@@ -35,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_error("interrupted")
         return 130
     return 0
+
+
+def _absolute(uri: str) -> str:
+    """A path is meant from where the command was given, on every host."""
+    return uri if "://" in uri else os.path.abspath(uri)
 
 
 def command() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import msgspec
 import torch
 
 from ckptstore.errors import (
+    CkptError,
     ConflictError,
     IntegrityError,
     NotFoundError,
@@ -25,6 +27,8 @@ from ckptstore.store import Store, open_store
 from ckptstore.uri import Ref, parse_ref
 from ckptstore.version import __version__
 from trainer.config import Config
+
+log = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
 MODEL_FILES = "actor/hf"
@@ -210,8 +214,30 @@ def _own_origin(config: Config, store: Store) -> Origin | None:
         return None
     if plan.commits == 0:
         return None
-    plan.require()
+    try:
+        plan.require()
+    except IntegrityError as error:
+        mirrored = _mirrored_origin(config)
+        if mirrored is None:
+            raise
+        log.warning("%s; resuming from the mirror %s", error, mirrored.store.uri)
+        return mirrored
     return replace(own, found=plan)
+
+
+def _mirrored_origin(config: Config) -> Origin | None:
+    """The first mirror that holds an intact checkpoint of the run."""
+    run = config.storage.run
+    for uri in config.storage.mirrors:
+        try:
+            origin = Origin(uri, open_store(uri), run, Ref(None, run, "latest"))
+            plan = origin.plan({})
+        except CkptError as error:
+            log.warning("the mirror %s could not be asked: %s", uri, error)
+            continue
+        if plan.chosen is not None:
+            return replace(origin, found=plan)
+    return None
 
 
 def named_origin(text: str, uri: str, store: Store) -> Origin:

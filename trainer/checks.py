@@ -103,7 +103,6 @@ _TESTS: Mapping[str, Test] = {
 }  # fmt: skip
 
 _LATER: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "storage.mirrors": (bool, "mirroring"),
     "storage.keep_last": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.keep_every": (lambda v: v is not None, "deleting old checkpoints by itself"),
     "storage.keep_best": (lambda v: v is not None, "deleting old checkpoints by itself"),

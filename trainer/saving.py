@@ -19,6 +19,7 @@ from trainer.comm import Comm
 from trainer.config import Config
 from trainer.export import safetensors_of
 from trainer.loop import Metrics, Ppo, Roles
+from trainer.mirroring import Mirrors
 from trainer.rng import rng_state
 from trainer.saveclock import SaveClock
 from trainer.settings import config_digest, to_dict
@@ -60,6 +61,7 @@ class Saver:
         progress: Where the run stands; kept up to date.
         tracker: Where what happens is told; ``None`` on all ranks but the first.
         alerts: What the alerts remember from the checkpoint that was resumed from.
+        mirrors: The mirrors of the store; ``None`` without any, and on all ranks but the first.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Saver:
         progress: Progress,
         tracker: Tracker | None,
         alerts: Mapping[str, Any],
+        mirrors: Mirrors | None,
     ) -> None:
         self._config = config
         self._comm = comm
@@ -84,6 +87,7 @@ class Saver:
         self._facts = facts
         self._progress = progress
         self._tracker = tracker
+        self._mirrors = mirrors
         self._reward_alert = RewardStalled(alerts.get("reward"))
         self._size_alert = SizeChanged(config.storage.run, alerts.get("size"))
         self._clock = SaveClock(config.trainer, data.loader.steps_per_epoch)
@@ -141,12 +145,18 @@ class Saver:
             world_size=self._comm.size,
             best=progress.best,
             history=list(progress.history),
-            alerts={"reward": self._reward_alert.state, "size": self._size_alert.state},
+            alerts=self._alerts(),
             versions=keeping.versions(),
             run_ids=self._tracker.run_ids if self._tracker is not None else {},
             data=[msgspec.to_builtins(f) for f in self._data.train.files],
             identities=self._facts.identities,
         )
+
+    def _alerts(self) -> dict[str, Any]:
+        states = {"reward": self._reward_alert.state, "size": self._size_alert.state}
+        if self._mirrors is not None:
+            states["mirrors"] = self._mirrors.alert_state
+        return states
 
     def _alert(self, metrics: Mapping[str, Any]) -> None:
         if self._tracker is None:
@@ -164,11 +174,12 @@ class Saver:
             SupersededError: a newer start of this run has taken over.
             CkptError: it failed, with ``on_save_error=fail``.
         """
+        metrics = self._mirrors.metrics if self._mirrors is not None else {}
         pending = self._pending
         if pending is None:
-            return {}
+            return metrics
         self._say_saved(pending)
-        return {"time/save_stall": pending.stall}
+        return {**metrics, "time/save_stall": pending.stall}
 
     def _say_saved(self, pending: PendingSave) -> None:
         if not self._comm.all(pending.done):
@@ -183,6 +194,8 @@ class Saver:
         self._progress.last = f"step {commit.step} ({name}) is the last checkpoint, and stands"
         if self._tracker is not None:
             self._tracker.note(f"saved step {commit.step} ({name})")
+            if self._mirrors is not None:
+                self._mirrors.saved()
             text = self._size_alert.check(commit.step, commit.size)
             if text is not None:
                 self._tracker.warn(text)

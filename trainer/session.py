@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckptstore.errors import CkptError, NotFoundError, UsageError
 from ckptstore.reading import Checkpoint
@@ -29,6 +29,7 @@ from trainer.digest import learner_digest, values_digest
 from trainer.grace import GraceWatch
 from trainer.loop import Interrupted, Metrics, Ppo
 from trainer.make_model import ensure_model
+from trainer.mirroring import Mirrors, check_not_lost
 from trainer.models import load_tokenizer
 from trainer.reach import check_same_store
 from trainer.rng import rng_state, seed_all, set_rng_state
@@ -67,6 +68,7 @@ class Session:
         self._config = config
         self._comm = comm
         self._stop = stop or StopRequest(config.trainer)
+        self._ended: Literal["done", "in a hurry"] | None = None
         storage = config.storage
         store = keeping.open_training_store(config)
         self._checkpointer = Checkpointer(
@@ -78,6 +80,7 @@ class Session:
             timeout=config.trainer.nccl_timeout,
         )
         ranks = self._ranks = self._checkpointer.ranks
+        notes = [*notes, *ranks.on_coordinator(lambda: check_not_lost(config, store))]
         check_same_store(store, ranks)
         if not dry_run:
             self._checkpointer.life = ranks.on_coordinator(lambda: store.begin_life(storage.run))
@@ -109,6 +112,8 @@ class Session:
                 resuming.state_parts(self._roles, config.storage.save_contents)
             )
         self._tracker = self._start_tracking(loaded, notes, dry_run=dry_run)
+        alerts = loaded.state.alerts if loaded is not None else {}
+        self._mirrors = self._start_mirrors(alerts) if not dry_run else None
         self._saver = Saver(
             config,
             comm,
@@ -119,7 +124,8 @@ class Session:
             self._facts,
             self._progress,
             self._tracker,
-            loaded.state.alerts if loaded is not None else {},
+            alerts,
+            self._mirrors,
         )
 
     # Starting
@@ -240,6 +246,17 @@ class Session:
             tracker.start(state.step if state is not None else None, self._last_step)
         self._say_start(tracker, loaded, changes)
         return tracker
+
+    def _start_mirrors(self, alerts: Mapping[str, Any]) -> Mirrors | None:
+        """Start mirroring, on rank 0."""
+        if self._tracker is None or not self._config.storage.mirrors:
+            return None
+        log_dir, store = self._tracker.log_dir, self._checkpointer.store
+        try:
+            return Mirrors(self._config, store, log_dir, self._tracker, alerts.get("mirrors"))
+        except CkptError as error:
+            self._tracker.warn(f"this run is not mirrored: {error}", error.hint)
+            return None
 
     def _changes(self, state: keeping.TrainerState | None) -> list[str]:
         strict = self._config.trainer.resume_strict
@@ -394,13 +411,23 @@ class Session:
         if asked is not None:
             self._note(f"{asked}: saving step {self.step} and ending")
         self._saver.finish(save=self.step > 0 or asked is None)
+        self._ended = "in a hurry" if asked is not None else "done"
         self._note(f"ended at step {self.step} of {self._data.total_steps}")
 
+    def _end_mirrors(self) -> None:
+        if self._mirrors is None:
+            return
+        if self._ended is None:
+            self._mirrors.leave()
+        else:
+            self._mirrors.finish(hurry=self._ended == "in a hurry")
+
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything; the mirrors may be waited for."""
         self._scratch.cleanup()
         try:
             self._checkpointer.close()
+            self._end_mirrors()
         finally:
             if self._tracker is not None:
                 self._tracker.close()

@@ -30,6 +30,9 @@ class Tracker:
         run_ids: As an earlier life gave them out.
         console: Whether steps and notes are shown; warnings always are.
 
+    Attributes:
+        log_dir: Where the logs are.
+
     Raises:
         UsageError: a logger is unknown or its package is not installed.
         CkptError: ``log_dir`` cannot be made.
@@ -47,6 +50,7 @@ class Tracker:
         *,
         console: bool = True,
     ) -> None:
+        self.log_dir = log_dir
         self._life = life
         self._total: int | None = None
         self._console = TrainerConsole(console)

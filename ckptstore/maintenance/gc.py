@@ -24,7 +24,7 @@ from ckptstore.errors import (
     PartialError,
 )
 from ckptstore.layout import REPAIR_PREFIX, Name, RunKeys, is_temporary
-from ckptstore.leases import STALE_SECONDS, is_live
+from ckptstore.leases import STALE_SECONDS, is_copy, is_live
 from ckptstore.marks import standing
 from ckptstore.records import Trash, Void, decode_any_record
 from ckptstore.store import Store
@@ -80,9 +80,9 @@ def gc(
         store: The store.
         run: Only this run.
         grace: Seconds, by the store's clock, that a dead save is left alone.
-        force: Also where the storage cannot create exclusively, and what may be a checkpoint that
-            has lost its record: a run with directories and no record at all, and a complete
-            directory with neither record nor lease.
+        force: Also where the storage cannot create exclusively, what a mirror has begun to copy,
+            and what may be a checkpoint that has lost its record: a run with directories and no
+            record at all, and a complete directory with neither record nor lease.
         dry_run: Only say what would be done.
 
     Raises:
@@ -106,7 +106,7 @@ def gc(
     failed: list[CkptError] = []
     for one in runs:
         try:
-            actions += _Collection(catalog, one, now, grace, dry_run).run(force)
+            actions += _Collection(catalog, one, now, grace, force, dry_run).run()
         except CkptError as error:  # the other runs have their own trash
             failed.append(error)
     if len(failed) == 1 == len(runs):
@@ -126,28 +126,33 @@ _OVER = "its time in the trash is over"
 
 
 class _Collection:
-    def __init__(self, catalog: Catalog, run: str, now: float, grace: float, dry_run: bool) -> None:
+    def __init__(
+        self, catalog: Catalog, run: str, now: float, grace: float, force: bool, dry_run: bool
+    ) -> None:
         self.catalog = catalog
         self.name = run
         self.keys = RunKeys(run)
         self.now = now
         self.grace = grace
+        self.force = force
         self.dry_run = dry_run
         self.collected: set[Name] = set()
 
-    def run(self, force: bool) -> Iterator[GcAction]:
+    def run(self) -> Iterator[GcAction]:
         directories = self.catalog.directories(self.name)
         leases = self.catalog.leases(self.name)
         records = {f.name: f for f in self._records()}
         trash = {name: self._trash(name) for name in self.catalog.trash_names(self.name)}
         orphans = [name for name in directories if name not in trash]
-        if orphans and not records and not force:
+        copies = {held.name for held in leases if is_copy(held)}
+        saved = [name for name in orphans if name not in copies]
+        if saved and not records and not self.force:
             raise ConflictError(
-                f"run {self.name!r} in {self.catalog.uri} has {len(orphans)} directories of "
+                f"run {self.name!r} in {self.catalog.uri} has {len(saved)} directories of "
                 "checkpoints and no record: its records may be lost",
                 hint="look at them; if none was ever committed: ckpt gc --force",
             )
-        lost = () if force else self.catalog.lost_records(self.name, orphans, leases, records)
+        lost = () if self.force else self.catalog.lost_records(self.name, orphans, leases, records)
         newest_lease = {held.name: held for held in sorted(leases, key=lambda h: h.modified)}
         for name in orphans:
             if name in lost:
@@ -215,6 +220,10 @@ class _Collection:
             if held is not None and is_live(held, self.now):
                 yield GcAction(key, False, "a save is writing it", size)
                 return
+            if held is not None and is_copy(held) and not self.force:
+                # Its void would keep the checkpoint from ever being mirrored.
+                yield GcAction(key, False, "a mirror's, whose next pass completes it", size)
+                return
             touched = [held.modified] if held is not None else [e.modified for e in listed]
             own = self.catalog.backend.stat(key)
             age = self.now - max([*touched, own.modified if own and not touched else 0.0])
@@ -236,7 +245,7 @@ class _Collection:
         self, leases: Sequence[HeldLease], records: Mapping[Name, Found]
     ) -> Iterator[GcAction]:
         """Uploads that nobody finished: no listing shows them, and they are paid for."""
-        live = {held.name for held in leases if is_live(held, self.now)}
+        live = {held.name for held in leases if is_live(held, self.now) or is_copy(held)}
         for upload in self.catalog.backend.unfinished(self.name):
             name = Name.parse(upload.key.split("/")[1])
             age = self.now - upload.started

@@ -113,6 +113,7 @@ class Mover:
         threads: How many blocks are in flight at once; 0 or ``None`` is :func:`default_threads`.
         progress: Told of every block.
         cancel: Set it from any thread to end the work with :class:`CancelledError`.
+        stop: Set it to end the work so after the files that have been begun.
     """
 
     def __init__(
@@ -121,10 +122,12 @@ class Mover:
         threads: int | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.threads = threads or default_threads()
         self._progress = progress
         self._cancel = cancel or threading.Event()
+        self._stop = stop or threading.Event()
         self._progress_lock = threading.Lock()
 
     def run(
@@ -149,11 +152,11 @@ class Mover:
 
         Raises:
             IntegrityError: with ``RAISE``: something read is not what it must be.
-            CancelledError: ``cancel`` was set.
+            CancelledError: ``cancel`` was set, or ``stop`` before the last file was begun.
             CkptError: reading or writing failed.
         """
         files = [_File(t, on_mismatch, self._advance, done) for t in transfers]
-        work = _Work(files, self._cancel)
+        work = _Work(files, self._cancel, self._stop)
         count = min(self.threads, sum(max(1, len(t.blocks)) for t in transfers))
         try:
             if count <= 1:
@@ -195,17 +198,23 @@ class Mover:
 class _Work:
     """The queue that the workers share."""
 
-    def __init__(self, files: Sequence[_File], cancel: threading.Event) -> None:
-        self._jobs = self._all_jobs(files)
+    def __init__(
+        self, files: Sequence[_File], cancel: threading.Event, stop: threading.Event
+    ) -> None:
+        self._jobs = self._all_jobs(files, stop)
         self._largest = max((min(f.transfer.size, BLOCK_SIZE) for f in files), default=0)
         self._cancel = cancel
         self._lock = threading.Lock()
         self._stopped = False
         self.error: BaseException | None = None
 
-    @staticmethod
-    def _all_jobs(files: Sequence[_File]) -> Iterator[tuple[_File, Sequence[int]]]:
+    def _all_jobs(
+        self, files: Sequence[_File], stop: threading.Event
+    ) -> Iterator[tuple[_File, Sequence[int]]]:
         for file in files:
+            if stop.is_set():
+                self.error = self.error or CancelledError("stopped before the next file")
+                return
             blocks = file.transfer.blocks
             if not blocks or file.transfer.sequential:
                 yield file, blocks

@@ -39,6 +39,13 @@ def test_a_mirror_of_some_runs_is_owed_those(store: Store) -> None:
     mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts", ["gsm*"])
     assert mirrors.owed(store.catalog, "gsm8k", [ONE])
     assert not mirrors.owed(store.catalog, "smoke", [ONE])
+    mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts", ["smoke"])
+    assert mirrors.owed(store.catalog, "gsm8k", [ONE])
+    assert mirrors.owed(store.catalog, "smoke", [ONE])
+    assert not mirrors.owed(store.catalog, "other", [ONE])
+    mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts")
+    mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts", ["smoke"])
+    assert mirrors.owed(store.catalog, "other", [ONE])
 
 
 def test_documents_that_cannot_be_read_protect(store: Store) -> None:
