@@ -110,11 +110,11 @@ class Checkpoint:
             try:
                 self._manifest = self.catalog.manifest(self.run, self.commit)
             except IntegrityError:
-                self._check_present()
+                self.check_present()
                 raise
         return self._manifest
 
-    def _check_present(self) -> None:
+    def check_present(self) -> None:
         """Raise :class:`NotFoundError` when what looks damaged was only deleted meanwhile."""
         found = self.catalog.find(self.run, self.name)
         if found is None or found.is_void:
@@ -268,7 +268,7 @@ class Checkpoint:
         Raises:
             NotFoundError: the checkpoint is not damaged but was deleted meanwhile.
         """
-        self._check_present()
+        self.check_present()
         try:
             note_damage(self.catalog, self.run, self.name, damage, deep=deep, whole=whole)
         except CkptError as error:  # the damage itself is the news

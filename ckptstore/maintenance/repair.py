@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptstore.catalog import Catalog
-from ckptstore.errors import CkptError, Damage, NotFoundError
+from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError
 from ckptstore.hashing import block_digest
 from ckptstore.layout import MANIFEST, Name, RunKeys
 from ckptstore.listing import RECORD_LOST, ref_of
@@ -30,7 +30,6 @@ from ckptstore.maintenance.mending import (
 )
 from ckptstore.maintenance.recording import LostRecord
 from ckptstore.maintenance.verify import find_damage, look_at
-from ckptstore.manifest import Manifest
 from ckptstore.marks import note_repaired, note_verified, standing
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Commit, decode_mark
@@ -246,8 +245,7 @@ class _Repair:
     def _content(self, commit: Commit, *, committed: bool) -> None:
         """The manifest, and the files that it names."""
         checkpoint = Checkpoint(self._catalog, self._run, commit)
-        manifest = self._manifest(checkpoint)
-        if manifest is None:
+        if not self._manifest(checkpoint, committed=committed):
             return
         options = self._options
         damage, _ = find_damage(
@@ -274,42 +272,46 @@ class _Repair:
         except CkptError as error:
             log.warning("that %s@%s is whole was not noted: %s", run, name, error)
 
-    def _manifest(self, checkpoint: Checkpoint) -> Manifest | None:
-        """The manifest, after it was repaired; ``None`` when that cannot be done.
+    def _manifest(self, checkpoint: Checkpoint, *, committed: bool) -> bool:
+        """Repair the manifest. Returns whether it is good now."""
+        problem = self._manifest_problem(checkpoint.commit)
+        if problem is None:
+            return True
+        if committed:
+            checkpoint.check_present()
+        backend, key = self._catalog.backend, self._keys.manifest(self._name)
+        found = self._pinned_manifest(checkpoint.commit)
+        if found is None:
+            self._left.append(Damage(MANIFEST, 0, 0, problem))
+            return False
+        data, source = found
+        if not self._options.dry_run:
+            backend.put(key, data)
+            backend.sync([self._keys.directory(self._name)])
+            problem = self._manifest_problem(checkpoint.commit)
+            if problem is not None:  # it is the pinned one, so the record is at fault
+                self._left.append(Damage(MANIFEST, 0, 0, problem))
+                return False
+        self._fixed.append(Fixed(MANIFEST, f"from {source.uri}"))
+        return not self._options.dry_run
 
-        In a dry run it is what would be put there.
-        """
-        commit = checkpoint.commit
+    def _manifest_problem(self, commit: Commit) -> str | None:
         try:
-            return checkpoint.manifest
-        except NotFoundError:
-            raise
-        except CkptError as error:
-            problem = str(error)
-        key = self._keys.manifest(self._name)
+            self._catalog.manifest(self._run, commit)
+        except IntegrityError as error:
+            return str(error)
+        return None
+
+    def _pinned_manifest(self, commit: Commit) -> tuple[bytes, Store] | None:
+        """The manifest that the record pins, from a source, and the source."""
         pin = commit.manifest
         for source in self._sources:
             try:
-                data = source.backend.read(key, pin.size)
+                data = source.backend.read(self._keys.manifest(self._name), pin.size)
             except CkptError:
                 continue
-            if len(data) != pin.size or block_digest(data) != pin.digest:
-                continue
-            if self._options.dry_run:
-                self._fixed.append(Fixed(MANIFEST, f"from {source.uri}"))
-                return None
-            self._catalog.backend.put(key, data)
-            self._catalog.backend.sync([self._keys.directory(self._name)])
-            try:
-                manifest = checkpoint.manifest
-            except NotFoundError:
-                raise
-            except CkptError as error:  # it is the pinned one, so the record is at fault
-                problem = str(error)
-                break
-            self._fixed.append(Fixed(MANIFEST, f"from {source.uri}"))
-            return manifest
-        self._left.append(Damage(MANIFEST, 0, 0, problem))
+            if len(data) == pin.size and block_digest(data) == pin.digest:
+                return data, source
         return None
 
     def _marks(self) -> None:
