@@ -133,10 +133,9 @@ class Pushing:
         assert self.job.run is not None
         newest = store.catalog.newest(self.job.run) if store.exists else None
         commit = newest.commit if newest is not None else None
-        if commit is not None and commit.size == source.size:
-            if commit.content == _content(source, self.cancel):
-                return None
-        return number
+        if commit is None or commit.size != source.size:
+            return number
+        return None if commit.content == _content(source, self.cancel) else number
 
 
 def next_number(stores: Sequence[Store], run: str) -> int:

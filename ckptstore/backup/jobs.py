@@ -195,27 +195,30 @@ def _check_parts(job: Job, where: str) -> None:
         raise UsageError(f"{where}: to names a store twice")
     if job.source in job.to:
         raise UsageError(f"{where}: the source {redact(job.source)} is also a destination")
-    if not job.reads_a_store:
-        if job.run is None and Path(job.source).is_dir():
-            raise UsageError(
-                f"{where}: run is missing", hint="the run that the directory is pushed to"
-            )
-        for key in ("runs", "source_retention", "limit"):
-            if getattr(job, key) and Path(job.source).is_dir():
-                raise UsageError(f"{where}: {key} is for a source that is a store")
-    else:
-        unfit = [key for key in ("run", "layout") if getattr(job, key) is not None]
-        if unfit:
-            raise UsageError(
-                f"{where}: {unfit[0]} is for a source that is a directory",
-                hint="for a store: runs = ['PATTERN', …]" if unfit == ["run"] else None,
-            )
+    _check_kind(job, where)
     for pattern in job.runs:
         if not _PATTERN.fullmatch(pattern):
             raise UsageError(f"{where}: runs: {printable(pattern)!r} fits the name of no run")
     for key, rules in (("retention", job.retention), ("source_retention", job.source_retention)):
         if rules is not None:
             _check_rules(rules, f"{where}: {key}")
+
+
+def _check_kind(job: Job, where: str) -> None:
+    """Keys that are for the other kind of source; nothing is said of one that is not there."""
+    if job.reads_a_store:
+        for key in ("run", "layout"):
+            if getattr(job, key) is not None:
+                hint = "for a store: runs = ['PATTERN', …]" if key == "run" else None
+                raise UsageError(f"{where}: {key} is for a source that is a directory", hint=hint)
+    elif Path(job.source).is_dir():
+        if job.run is None:
+            raise UsageError(
+                f"{where}: run is missing", hint="the run that the directory is pushed to"
+            )
+        for key in ("runs", "source_retention", "limit", "newest_first"):
+            if getattr(job, key):
+                raise UsageError(f"{where}: {key} is for a source that is a store")
 
 
 def _check_rules(rules: Mapping[str, Any], where: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ckptstore.errors import UsageError, translate_os_errors
 
+Labels = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -21,7 +23,7 @@ class Metric:
 
     name: str
     help: str
-    values: Mapping[tuple[tuple[str, str], ...], float]
+    values: Mapping[Labels, float]
 
 
 def write_metrics(path: Path, metrics: Iterable[Metric]) -> None:

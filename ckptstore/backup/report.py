@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptstore.backup.metrics import Metric
+from ckptstore.backup.metrics import Labels, Metric
 from ckptstore.backup.sources import Unfinished
 from ckptstore.errors import CkptError, printable
 
@@ -141,9 +141,8 @@ class Report:
         if self.failure is not None:
             return _one_line(f"{self.job}: {self.failure.text}")
         if not self.ok:
-            return _one_line(
-                f"{self.job}: {'; '.join(map(_said, filter(_failed, self.everywhere)))}"
-            )
+            said = "; ".join(_said(place) for place in self.everywhere if not place.ok)
+            return _one_line(f"{self.job}: {said}")
         return _one_line(f"{self.job}: {self._done()}")
 
     def _done(self) -> str:
@@ -195,10 +194,6 @@ class Report:
         }
 
 
-def _failed(place: PlaceReport) -> bool:
-    return not place.ok
-
-
 def _said(place: PlaceReport) -> str:
     more = f" (and {len(place.problems) - 1} more)" if len(place.problems) > 1 else ""
     text = place.problems[0].text
@@ -246,6 +241,8 @@ def metrics_of(report: Report, status: dict[str, Any]) -> list[Metric]:
         name = "backup_last_success_timestamp_seconds"
         found.append((name, "When the last run that did all began", moment(last)))
     metrics = [Metric(name, about, {job: value}) for name, about, value in found]
-    stores = {(*job, ("store", place.uri)): float(place.ok) for place in report.places}
+    stores: dict[Labels, float] = {
+        (*job, ("store", place.uri)): float(place.ok) for place in report.places
+    }
     about = "Whether the last run did all in a destination"
     return [*metrics, *([Metric("backup_destination_ok", about, stores)] if stores else [])]

@@ -221,7 +221,7 @@ class _Run:
                 self._copy_to(work, place.store, place.report, number)
             if place.report.ok:
                 with self._reported(place.report):
-                    self._look_after(work, place.store, place.report)
+                    self._look_after(place.store, place.report)
         if work.source is not None and self.job.source_retention is not None:
             report = self.report.at_source = PlaceReport(redact(self.job.source), work.source.id)
             with self._reported(report):
@@ -237,7 +237,7 @@ class _Run:
         pushing = Pushing(self.job, work.found, self.state, self.scratch, self.cancel, self.dry_run)
         pushing.push_to(store, report, number)
 
-    def _look_after(self, work: _Work, store: Store, report: PlaceReport) -> None:
+    def _look_after(self, store: Store, report: PlaceReport) -> None:
         if not store.exists:
             return
         runs = upkeep.runs_of(store, self.job)

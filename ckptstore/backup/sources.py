@@ -42,6 +42,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 LATEST = "latest"
 METADATA = ".metadata"
 
+_PARTS = {"actor", "critic", "data.pt"}
+"""What each of verl's checkpoints has if one of them has it."""
+
 _CLOCK_SECONDS = 1.0
 """Times of one save differ by this much without a meaning."""
 
@@ -271,7 +274,7 @@ def _lacks(one: _Candidate, whole: _Candidate) -> str | None:
         have, need = (set(os.listdir(c.roots[0])) for c in (one, whole))
     except FileNotFoundError:
         return "it is being removed"
-    lacking = sorted(need - have)
+    lacking = sorted((need - have) & _PARTS)
     return f"{printable(lacking[0])} is missing, which {whole.name} has" if lacking else None
 
 

@@ -14,7 +14,6 @@ from ckptstore.errors import ConflictError, NotFoundError
 from ckptstore.maintenance import gc
 from ckptstore.maintenance.mirror import How, mirror
 from ckptstore.maintenance.plan import verify_plan
-from ckptstore.maintenance.retention import Policy, prune
 from ckptstore.store import Store
 from ckptstore.transfer.throttle import Throttle
 
@@ -57,12 +56,14 @@ def mirror_to(
         raise result.failure
 
 
-def policy_of(rules: Mapping[str, Any]) -> Policy:
+def policy_of(rules: Mapping[str, Any]) -> Any:
     """The rules of a table.
 
     Raises:
         UsageError: one is unknown or cannot be, there is none, or they would keep nothing.
     """
+    from ckptstore.maintenance.retention import Policy
+
     return Policy.from_mapping(rules)
 
 
@@ -80,6 +81,8 @@ def prune_run(
         ConflictError: more than ``max_delete`` would be deleted; nothing was.
         CkptError: the store failed.
     """
+    from ckptstore.maintenance.retention import prune
+
     result = prune(store, run, policy_of(rules), dry_run=dry_run, max_delete=max_delete)
     report.deleted += [d.ref for d in result.deleted]
     report.notes += result.warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,11 +23,13 @@ class Hook:
         url: Where it is.
         requests: What came, as (path, body).
         answers: What it answers, one after the other; 200 when there is none left.
+        answering: While it is not set, nobody is answered.
     """
 
     url: str
     requests: queue.Queue[tuple[str, str]] = field(default_factory=queue.Queue)
     answers: list[int] = field(default_factory=list)
+    answering: threading.Event = field(default_factory=threading.Event)
 
     def next(self, seconds: float = 20) -> tuple[str, str]:
         """The next request; waits for it."""
@@ -45,14 +47,17 @@ class Hook:
 def hook_server() -> Iterator[Hook]:
     """A :class:`Hook` that listens."""
     hook = Hook("")
+    hook.answering.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             hook.requests.put((self.path, body.decode()))
+            hook.answering.wait(30)
             self.send_response(hook.answers.pop(0) if hook.answers else 200)
             self.send_header("Content-Length", "0")
-            self.end_headers()
+            with suppress(BrokenPipeError):  # the client was killed
+                self.end_headers()
 
         do_GET = do_POST  # noqa: N815
 
@@ -67,6 +72,7 @@ def hook_server() -> Iterator[Hook]:
     try:
         yield hook
     finally:
+        hook.answering.set()
         server.shutdown()
         thread.join()
         server.server_close()
