@@ -318,3 +318,28 @@ def real_crontab() -> Iterator[None]:
 def hook() -> Iterator[Hook]:
     with hook_server() as server:
         yield server
+
+
+def test_cron_runs_an_installed_job(
+    place: Path, tmp_path: Path, real_crontab: None, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In cron's own environment, in a directory whose name means something to everybody."""
+    here = job(place / NAMES, 'ping_env = "CKPT_PING_URL"\n')
+    fill(here / "out", {"model.bin": b"weights", "trainer_state.json": b'{"global_step": 7}'})
+    secrets = fill(tmp_path / "config" / "ckptstore", {"env": f"CKPT_PING_URL={hook.url}".encode()})
+    (secrets / "env").chmod(0o600)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(here)
+    ran = install("--cron", "* * * * *").ok()
+    assert ran.err == ""
+    assert "already" in install("--cron", "* * * * *").ok().out
+    rows = ckpt("schedule", "list", "--json").ok().json
+    assert [row["times"] for row in rows if row["directory"] == str(here)] == ["* * * * *"]
+    assert hook.next(90)[0] == "/start"
+    path, said = hook.next(60)
+    assert (path, said[:40]) == ("/", "nightly: 1 checkpoint copied to 1 store,")
+    ckpt("schedule", "remove", "nightly").ok()
+    ckpt("pull", "gsm8k@7", "back", "--store", here / "copies").ok()
+    assert (here / "back" / "model.bin").read_bytes() == b"weights"
+    history = next((tmp_path / "state" / "ckptstore" / "jobs").glob("nightly-*/history.jsonl"))
+    assert '"ok": true' in history.read_text()
