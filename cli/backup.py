@@ -60,7 +60,8 @@ def _show(out: Output, report: Report) -> None:
         out.line(report.line)
     else:  # a mail from cron has one line
         show_error(report.line, report.hint if is_terminal(sys.stderr) else None)
-    for warning in report.warnings:
+    said = [f"{place.uri}: {text}" for place in report.everywhere for text in place.warnings]
+    for warning in (*said, *report.warnings):
         print(f"warning: {printable(warning)}", file=sys.stderr)
 
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ckptstore.backup.fields import read_fields
 from ckptstore.backup.secretfile import (
@@ -33,6 +31,7 @@ from ckptstore.backup.sources import SETTLE_SECONDS, Layout
 from ckptstore.config import Section, load_sections
 from ckptstore.errors import NotFoundError, UsageError, printable
 from ckptstore.layout import MARKER
+from ckptstore.maintenance import Policy
 from ckptstore.uri import StoreURI, redact
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -53,8 +52,8 @@ class Job:
         runs: Patterns of the runs of a source store; none is all.
         layout: How a source directory is laid out; ``None`` finds out.
         settle: Seconds; see :func:`ckptstore.backup.sources.find`.
-        retention: The rules for each destination; ``None`` removes nothing.
-        source_retention: The rules for a source store.
+        retention: What is kept in each destination; ``None`` removes nothing.
+        source_retention: The same for a source store.
         max_delete: More deletions than this in one run of a store are refused.
         verify: The share of the bytes of each destination that is read after copying.
         verify_time: Seconds after which the verification stops.
@@ -76,8 +75,8 @@ class Job:
     runs: tuple[str, ...] = ()
     layout: Layout | None = None
     settle: float = SETTLE_SECONDS
-    retention: Mapping[str, Any] | None = None
-    source_retention: Mapping[str, Any] | None = None
+    retention: Policy | None = None
+    source_retention: Policy | None = None
     max_delete: int | None = None
     verify: float | None = None
     verify_time: float | None = None
@@ -156,6 +155,9 @@ def parse_job(table: Section) -> Job:
     for key in ("env_file", "prometheus", "status_file"):
         if key in values:
             values[key] = file.parent / os.path.expanduser(values[key])
+    for key in ("retention", "source_retention"):
+        if key in values:
+            values[key] = Policy.of(values[key], f"{where}: {key}")
     if values.get("layout") == "auto":
         del values["layout"]
     job = Job(**values | {"name": table.name, "file": file, "source": source, "to": to})
@@ -199,9 +201,6 @@ def _check_parts(job: Job, where: str) -> None:
     for pattern in job.runs:
         if not _PATTERN.fullmatch(pattern):
             raise UsageError(f"{where}: runs: {printable(pattern)!r} fits the name of no run")
-    for key, rules in (("retention", job.retention), ("source_retention", job.source_retention)):
-        if rules is not None:
-            _check_rules(rules, f"{where}: {key}")
 
 
 def _check_kind(job: Job, where: str) -> None:
@@ -219,13 +218,3 @@ def _check_kind(job: Job, where: str) -> None:
         for key in ("runs", "source_retention", "limit", "newest_first"):
             if getattr(job, key):
                 raise UsageError(f"{where}: {key} is for a source that is a store")
-
-
-def _check_rules(rules: Mapping[str, Any], where: str) -> None:
-    from ckptstore.backup.upkeep import policy_of
-
-    try:
-        policy_of(rules)
-    except (UsageError, ValueError) as error:
-        hint = error.hint if isinstance(error, UsageError) else None
-        raise UsageError(f"{where}: {error}", hint=hint) from error

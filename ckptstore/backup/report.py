@@ -45,6 +45,7 @@ class PlaceReport:
         verified: How many checkpoints were read and found whole.
         problems: What was not done.
         notes: What is worth knowing, and no failure.
+        warnings: What has to be said aloud, and no failure.
     """
 
     uri: str
@@ -55,6 +56,7 @@ class PlaceReport:
     verified: int = 0
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -73,6 +75,7 @@ class PlaceReport:
             "verified": self.verified,
             "problems": [{"text": p.text, "hint": p.hint} for p in self.problems],
             "notes": self.notes,
+            "warnings": self.warnings,
         }
 
 

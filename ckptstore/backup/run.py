@@ -29,6 +29,7 @@ from ckptstore.backup.report import PlaceReport, Problem, Report, metrics_of
 from ckptstore.backup.sources import Found, find
 from ckptstore.backup.state import JobState
 from ckptstore.errors import CkptError, ConflictError, NotFoundError, UsageError
+from ckptstore.maintenance import Policy
 from ckptstore.records import timestamp
 from ckptstore.store import Store, open_store
 from ckptstore.uri import redact
@@ -250,9 +251,9 @@ class _Run:
             self.say(f"verifying in {report.uri}")
             upkeep.verify_share(store, runs, self.job, report, self.cancel)
 
-    def _prune(self, store: Store, runs: list[str], rules: Any, report: PlaceReport) -> None:
+    def _prune(self, store: Store, runs: list[str], policy: Policy, report: PlaceReport) -> None:
         for run in runs:
-            upkeep.prune_run(store, run, rules, self.job.max_delete, report, self.dry_run)
+            upkeep.prune_run(store, run, policy, self.job.max_delete, report, self.dry_run)
 
     # Telling
 

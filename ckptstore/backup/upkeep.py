@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from ckptstore.backup.jobs import Job
 from ckptstore.backup.report import PlaceReport, Problem
 from ckptstore.errors import ConflictError, NotFoundError
-from ckptstore.maintenance import gc
+from ckptstore.maintenance import Policy, gc, prune, verify_plan
 from ckptstore.maintenance.mirror import How, mirror
-from ckptstore.maintenance.plan import verify_plan
 from ckptstore.store import Store
 from ckptstore.transfer.throttle import Throttle
 
@@ -56,36 +53,23 @@ def mirror_to(
         raise result.failure
 
 
-def policy_of(rules: Mapping[str, Any]) -> Any:
-    """The rules of a table.
-
-    Raises:
-        UsageError: one is unknown or cannot be, there is none, or they would keep nothing.
-    """
-    from ckptstore.maintenance.retention import Policy
-
-    return Policy.from_mapping(rules)
-
-
 def prune_run(
     store: Store,
     run: str,
-    rules: Mapping[str, Any],
+    policy: Policy,
     max_delete: int | None,
     report: PlaceReport,
     dry_run: bool,
 ) -> None:
-    """Apply the rules to a run, and collect what nothing needs any more.
+    """Apply a policy to a run, and collect what nothing needs any more.
 
     Raises:
         ConflictError: more than ``max_delete`` would be deleted; nothing was.
         CkptError: the store failed.
     """
-    from ckptstore.maintenance.retention import prune
-
-    result = prune(store, run, policy_of(rules), dry_run=dry_run, max_delete=max_delete)
-    report.deleted += [d.ref for d in result.deleted]
-    report.notes += result.warnings
+    result = prune(store, run, policy, dry_run=dry_run, max_delete=max_delete)
+    report.deleted += [result.refs[decision.name] for decision in result.deleted]
+    report.warnings += result.warnings
 
 
 def collect(store: Store, runs: list[str]) -> None:

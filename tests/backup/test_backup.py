@@ -191,6 +191,39 @@ def test_a_share_is_verified_and_damage_is_said(place: Path) -> None:
     assert ran.err.count("\n") == 1
 
 
+def test_retention_in_each_destination_and_in_the_source(place: Path, store: Path) -> None:
+    for step in (600, 700):
+        ckpt("push", place / "out", f"{store}/gsm8k@{step}").ok()
+    rules = "[jobs.nightly.retention]\nkeep_last = 2\n"
+    rules += "[jobs.nightly.source_retention]\nkeep_last = 1\n"
+    job(place, rules, source="store", run=None, to=["./a"])
+    assert "would be removed" in backup("--dry-run").ok().out
+    assert "5 removed by retention" in backup().ok().out
+    listed = ckpt("list", place / "a", "--json").ok().json
+    assert [row["step"] for row in listed] == [600, 700]
+    assert [row["step"] for row in ckpt("list", store, "--json").ok().json] == [700]
+    assert "nothing new" in backup().ok().out
+
+
+def test_what_retention_removes_is_not_pushed_again(place: Path) -> None:
+    verl(place, 10, 20, 30)
+    job(place, "[jobs.nightly.retention]\nkeep_last = 2\n")
+    ran = backup().ok()
+    assert "3 checkpoints copied to 1 store" in ran.out
+    assert "1 removed by retention" in ran.out
+    ran = backup().ok()
+    assert "nothing new" in ran.out
+    assert "removed" not in ran.out
+    assert len(names_of(place / "a")) == 3  # two commits, and the void of the third
+
+
+def test_more_deletions_than_are_allowed(place: Path) -> None:
+    verl(place, 10, 20, 30, 40)
+    job(place, "[jobs.nightly.retention]\nkeep_last = 1\n", max_delete=2)
+    backup().failed(6, f"{place}/a")
+    assert len(ckpt("list", place / "a", "--json").ok().json) == 4
+
+
 # What fails
 
 
@@ -243,6 +276,7 @@ def test_when_all_destinations_fail_it_is_their_code(place: Path) -> None:
         ({"retentoin": {}}, 2, "did you mean 'retention'?"),
         ({"runs": ["x"]}, 2, "runs is for a source that is a store"),
         ({"env_file": "gone.env"}, 4, "gone.env"),
+        ({"max_delete": -1}, 2, "max_delete"),
     ],
 )
 def test_jobs_that_cannot_be(place: Path, values: dict[str, Any], code: int, says: str) -> None:
@@ -252,6 +286,22 @@ def test_jobs_that_cannot_be(place: Path, values: dict[str, Any], code: int, say
     ran = backup().failed(code, says)
     assert "s3cr3t" not in ran.err + ran.out
     assert "nightly" in ran.err or "gone.env" in ran.err
+    assert not (place / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ("", "would delete everything"),
+        ("keep_last = 0", "keep_last must be"),
+        ("keep_lats = 3", "did you mean 'keep_last'?"),
+        ("grace = '1d'", "would delete everything"),
+    ],
+)
+def test_a_retention_that_would_delete_everything(place: Path, rules: str, says: str) -> None:
+    verl(place, 3)
+    job(place, f"[jobs.nightly.retention]\n{rules}\n")
+    backup().failed(2, "[jobs.nightly]: retention", says)
     assert not (place / "a").exists()
 
 
