@@ -128,7 +128,7 @@ class Report:
         codes = {problem.code for place in bad for problem in place.problems}
         if 5 in codes:
             return 5  # damage is worth more than what else there is
-        return codes.pop() if len(bad) == len(self.places) and len(codes) == 1 else 3
+        return codes.pop() if len(bad) == len(self.everywhere) and len(codes) == 1 else 3
 
     @property
     def hint(self) -> str | None:

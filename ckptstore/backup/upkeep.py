@@ -13,6 +13,7 @@ from ckptstore.maintenance import Policy, gc, prune, verify_plan
 from ckptstore.maintenance.mirror import How, mirror
 from ckptstore.store import Store
 from ckptstore.transfer.throttle import Throttle
+from ckptstore.uri import redact
 
 log = logging.getLogger(__name__)
 
@@ -94,5 +95,7 @@ def verify_share(
         if result.ok:
             report.verified += 1
             continue
-        hint = f"ckpt verify {store.uri} --deep"
+        others = [uri for uri in (job.source, *job.to) if redact(uri) != report.uri]
+        other = next((uri for uri in others if uri != job.source or job.reads_a_store), "STORE")
+        hint = f"ckpt repair {result.ref} --store {report.uri} --from {redact(other)}"
         report.problems.append(Problem(f"{result.ref} is damaged: {result.damage[0]}", 5, hint))

@@ -26,6 +26,8 @@ from ckptstore.store import open_store
 from tests.backup.support import Hook, hook_server
 from tests.backup.test_sources import dcp, openrlhf
 from tests.cli.support import CKPT, Ran, ckpt, ckpt_process, contents, fill, flip, names_of, start
+from tests.servers.s3 import Bucket
+from tests.servers.seaweed import SeaweedFS
 
 
 def job(place: Path, text: str = "", **values: Any) -> None:
@@ -183,12 +185,15 @@ def test_a_dry_run_changes_nothing(place: Path, hook: Hook) -> None:
 
 def test_a_share_is_verified_and_damage_is_said(place: Path) -> None:
     verl(place, 3, 20)
-    job(place, verify="100%")
-    assert "2 verified" in backup().ok().out
+    job(place, verify="100%", to=["./a", "./b"])
+    assert "4 verified" in backup().ok().out
     damaged = place / "a" / "gsm8k" / names_of(place / "a")[0]
     flip(damaged / "actor" / "model_world_size_1_rank_0.pt", 7)
     ran = backup().failed(5, "gsm8k@3 is damaged: actor/model_world_size_1_rank_0.pt")
     assert ran.err.count("\n") == 1
+    assert status(place)["hint"] == f"ckpt repair gsm8k@3 --store {place}/a --from {place}/b"
+    ckpt(*status(place)["hint"].split()[1:]).ok()
+    backup().ok()
 
 
 def test_retention_in_each_destination_and_in_the_source(place: Path, store: Path) -> None:
@@ -617,7 +622,16 @@ def test_a_lease_is_renewed_while_its_holder_lives(place: Path) -> None:
 
 
 def test_many_that_want_one_lease(place: Path) -> None:
-    store = open_store(str(place / "a"))
+    _race(str(place / "a"))
+
+
+def test_leases_in_a_bucket(seaweed: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    _race(Bucket.make(seaweed, monkeypatch).uri())
+
+
+def _race(uri: str) -> None:
+    """Of eight that want it one has it, and then the next one."""
+    store = open_store(uri)
     store.create()
     begin = threading.Barrier(8)
     won: list[HeldJob] = []
@@ -634,6 +648,7 @@ def test_many_that_want_one_lease(place: Path) -> None:
         thread.join()
     assert len(won) == 1
     won[0].release()
+    HeldJob(store, "nightly", "gsm8k").release()
 
 
 def test_leases_are_no_run(place: Path) -> None:
