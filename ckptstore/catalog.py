@@ -48,6 +48,7 @@ MANIFEST_LIMIT = 256 * 1024**2
 """A longer manifest (a checkpoint of some 60 TB) is not read."""
 
 T = TypeVar("T")
+Each = TypeVar("Each")
 
 _LOOK_AGAIN = (0.1, 0.5, 2.0)
 """Seconds to wait before looking again for what must be there."""
@@ -306,13 +307,13 @@ class Catalog:
         found = self.each(lambda name: self.find(run, name), names)
         return [f for f in found if f is not None]
 
-    def each(self, call: Callable[[Name], T], names: Sequence[Name]) -> list[T]:
-        """``call`` for each name, as many at once as the storage likes."""
+    def each(self, call: Callable[[Each], T], things: Sequence[Each]) -> list[T]:
+        """``call`` for each thing, as many at once as the storage likes."""
         parallel = self.backend.capabilities.parallel_reads
-        if parallel <= 1 or len(names) <= 1:
-            return [call(name) for name in names]
-        with ThreadPoolExecutor(min(parallel, len(names))) as pool:
-            return list(pool.map(call, names))
+        if parallel <= 1 or len(things) <= 1:
+            return [call(thing) for thing in things]
+        with ThreadPoolExecutor(min(parallel, len(things))) as pool:
+            return list(pool.map(call, things))
 
     def manifest(self, run: str, commit: Commit) -> Manifest:
         """The manifest that the commit pins.
