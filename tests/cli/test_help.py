@@ -23,6 +23,7 @@ COMMANDS = (
     "undelete",
     "pin",
     "tag",
+    "status",
     "gc",
     "resume-info",
     "doctor",
