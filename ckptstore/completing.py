@@ -16,13 +16,19 @@ def make_empty_directories(backend: Backend, run: str, name: Name, manifest: Man
         backend.make_directory(RunKeys(run).file(name, path))
 
 
-def write_whole(backend: Backend, key: str, data: bytes, *, replace: bool = False) -> None:
+def write_whole(
+    backend: Backend, key: str, data: bytes, *, replace: bool = False, resume: bool = False
+) -> None:
     """Write an object, complete and durable, at a key that must be free, or in place of what is.
+
+    Args:
+        backend, key, data: What, and where to.
+        replace, resume: See :meth:`Backend.open_writer`.
 
     Raises:
         ConflictError: the key exists.
     """
-    writer = backend.open_writer(key, replace=replace)
+    writer = backend.open_writer(key, size=len(data), replace=replace, resume=resume)
     try:
         view = memoryview(data)
         for offset in range(0, len(data), BLOCK_SIZE):

@@ -252,7 +252,7 @@ def test_a_run_that_went_on_in_the_mirror_is_not_mixed_with_what_came_later(
     save(source, 5)
     result = mirror(source, target)
     assert not result.ok
-    assert result.copied == () or steps(target)[-1] == 4
+    assert result.copied == ()
     assert "has gone on" in result.skipped[-1].reason
     back = mirror(target, source)
     assert not back.ok

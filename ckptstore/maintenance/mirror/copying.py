@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ckptstore.backends.base import Reader, Writer
@@ -114,7 +115,7 @@ class _Copy:
             self._leave()
             raise
         refresh_hint(self.target, source.run)
-        self._release()
+        self._release(leftovers=bool(older))
         return self.sent
 
     # What is copied
@@ -237,10 +238,14 @@ class _Copy:
     def _put_manifest(self, data: bytes) -> None:
         key = self.keys.manifest(self.source.name)
         try:
-            there = self.backend.read(key, len(data))
-        except (NotFoundError, IntegrityError):
-            there = None
-        if there != data:
+            wrong = self.backend.read(key, len(data)) != data
+        except IntegrityError:
+            wrong = True
+        except NotFoundError:  # under a name of its own, so that no other temporary stays there
+            with suppress(ConflictError):  # another mirror's
+                write_whole(self.backend, key, data, resume=True)
+            return
+        if wrong:
             write_whole(self.backend, key, data, replace=True)
 
     def _create_record(self, record: bytes) -> None:
@@ -262,11 +267,16 @@ class _Copy:
         except CkptError as error:
             log.warning("the lease of a copy in %s was not renewed: %s", self.target.uri, error)
 
-    def _release(self) -> None:
+    def _release(self, *, leftovers: bool) -> None:
+        """It is committed; what is left to do may fail without harm."""
         try:
+            if leftovers:  # of a mirror that was killed: gc does not look into what is committed
+                root = self.keys.directory(self.source.name)
+                listed = self.backend.list(root, recursive=True)
+                self.backend.delete([e.key for e in listed if is_temporary(e.key)])
             self.lease.release()
         except CkptError as error:
-            log.warning("the lease of %s stays for gc: %s", self.source.ref, error)
+            log.warning("after copying %s: %s", self.source.ref, error)
 
 
 class _SharedWriter(Writer):
@@ -275,14 +285,18 @@ class _SharedWriter(Writer):
     def __init__(self, inner: Writer, is_there: Callable[[int], bool]) -> None:
         self._inner = inner
         self._is_there = is_there
+        self._overtaken = False
 
     def kept(self, offset: int, data: memoryview) -> bool:
         """See :class:`Writer`."""
-        return self._inner.kept(offset, data)
+        return self._overtaken or self._inner.kept(offset, data)
 
     def write(self, offset: int, data: memoryview) -> None:
         """See :class:`Writer`."""
-        self._inner.write(offset, data)
+        try:
+            self._inner.write(offset, data)
+        except ConflictError:
+            self._overtaken = True
 
     def skip_zeros(self, offset: int, length: int) -> bool:
         """See :class:`Writer`."""

@@ -97,7 +97,7 @@ class RunPass:
         for name in order:
             if self.how.ending:
                 break
-            if foreign is not None and name > foreign:
+            if foreign is not None and name.seq >= foreign.seq:
                 self._skip_foreign(name, foreign)
             else:
                 self._copy(name)
