@@ -322,7 +322,7 @@ class _Repair:
             damaged = read_or_none(backend, key) or b""
             good, how = mended(damaged), "one byte of it had changed"
             if good is None or not self._is_mark(good):
-                found = from_sources(self._sources, key, self._is_mark)
+                found = next(from_sources(self._sources, key, self._is_mark), None)
                 good, how = (found[0], f"from {found[1].uri}") if found else (None, "removed")
             if good is None and not self._options.drop_marks:
                 self._left.append(Damage(path, 0, 0, "the mark is damaged, and no source has it"))
