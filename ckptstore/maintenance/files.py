@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ckptstore.backends.base import Reader
 from ckptstore.catalog import Catalog
-from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError
+from ckptstore.errors import CkptError, ConflictError, Damage, IntegrityError, NotFoundError
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.ids import random_letters
 from ckptstore.layout import REPAIR_PREFIX, Name, RunKeys
@@ -106,10 +106,11 @@ class Files:
         reader = MendingReader(entry, self._own(entry), bad, blocks)
         try:
             self._write(self._checkpoint, entry, reader)
-        except NotFoundError:
-            raise
         except IntegrityError as error:
             self.left += error.damage or damage
+            return
+        except ConflictError as error:  # a directory is in the way
+            self.left.append(Damage(entry.path, 0, 0, str(error)))
             return
         self.fixed[entry.path] = _told(len(reader.replaced), blocks, self._catalog)
         for name, path in sharing:

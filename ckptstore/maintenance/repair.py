@@ -158,8 +158,11 @@ def repair_run(
     for name in sorted(names):
         try:
             yield _Repair(store.catalog, run, name, sources, options).run(refs.get(name))
-        except NotFoundError:  # deleted meanwhile
-            continue
+        except NotFoundError:
+            found = store.catalog.find(run, name)
+            if found is not None and not found.is_void:
+                raise
+            continue  # deleted meanwhile
 
 
 def _forgotten(catalog: Catalog, run: str, sources: Sequence[Store]) -> list[Name]:

@@ -108,6 +108,20 @@ def test_what_is_no_file_of_its_size_comes_back(how: str, store: Store, mirror: 
     assert whole(store)
 
 
+def test_a_directory_in_the_place_of_a_file_is_left_and_the_rest_is_repaired(
+    store: Store, mirror: Store
+) -> None:
+    checkpoint = store.get(RUN, step=1)
+    path = stored_path(checkpoint, "a.txt")
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+    flip(stored_path(checkpoint, "sub/b.bin"))
+    result = mend(store, mirror)
+    assert [d.path for d in result.left] == ["a.txt"]
+    assert [f.path for f in result.fixed] == ["sub/b.bin"]
+    assert (path / "inside").is_dir()
+
+
 def test_an_empty_file_and_a_directory_that_are_missing_come_back(
     store: Store, mirror: Store
 ) -> None:
