@@ -27,6 +27,7 @@ from ckptstore.mirrors import expect_mirror, note_attempt
 from ckptstore.reading import Checkpoint
 from ckptstore.resume import plan_resume
 from ckptstore.store import Store
+from ckptstore.testing.hooks import HookedBackend
 from ckptstore.uri import parse_ref
 from ckptstore.voiding import discard
 from tests.conftest import FULL
@@ -279,6 +280,7 @@ def test_a_manifest_that_is_not_the_pinned_one_is_not_taken(store: Store, mirror
     path.write_bytes(flipped(data, 99))
     result = mend(store, mirror)
     assert [d.path for d in result.left] == ["MANIFEST.json"]
+    assert store.backend.stat(KEYS.manifest(name)) is None
 
 
 # Records
@@ -402,6 +404,40 @@ def test_a_void_comes_back(store: Store, tmp_path: Path) -> None:
         good = lose(store, name, how)
         assert repair_name(store, RUN, name, [mirror]).ok
         assert store.backend.read(KEYS.record(name), 2**20) == good
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_deletion_between_the_look_and_the_replacement_stands(
+    purged: bool, store: Store, mirror: Store
+) -> None:
+    """This repair falls asleep; another one mends the record, and then somebody deletes it."""
+    name = store.get(RUN, step=1).name
+    lose(store, name, "cut")
+    key = KEYS.record(name)
+    asleep = True
+
+    def hook(operation: str, at: str, phase: str) -> None:
+        nonlocal asleep
+        if asleep and (operation, at, phase) == ("put", key, "before"):
+            asleep = False
+            assert repair_name(store, RUN, name, [mirror]).ok
+            store.delete(store.get(RUN, step=1), force=True, grace=0)
+            if purged:
+                age(store, KEYS.trash_record(name), 86400)
+                assert gc(store, grace=0).removed
+
+    slow = Store(HookedBackend(store.backend, hook))
+    result = repair_name(slow, RUN, name, [mirror])
+    assert not asleep
+    assert "meanwhile" in result.left[0].reason
+    found = store.catalog.find(RUN, name)
+    if purged:
+        assert found is not None
+        assert found.is_void
+    else:
+        assert found is None
+        assert store.undelete(parse_ref(f"{RUN}@1")).step == 1
+        assert whole(store)
 
 
 def test_a_record_that_is_being_saved_is_not_put_there(store: Store, tmp_path: Path) -> None:
