@@ -21,7 +21,7 @@ from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError
 from ckptstore.hashing import block_digest
 from ckptstore.layout import MANIFEST, Name, RunKeys
 from ckptstore.listing import RECORD_LOST, ref_of
-from ckptstore.maintenance.files import Files, Options
+from ckptstore.maintenance.files import Files, Options, at_work
 from ckptstore.maintenance.mending import (
     from_sources,
     mended,
@@ -289,8 +289,9 @@ class _Repair:
             return False
         data, source = found
         if not self._options.dry_run:
-            backend.put(key, data)
-            backend.sync([self._keys.directory(self._name)])
+            with at_work(self._catalog, self._run, self._name):
+                backend.put(key, data)
+                backend.sync([self._keys.directory(self._name)])
             problem = self._manifest_problem(checkpoint.commit)
             if problem is not None:  # it is the pinned one, so the record is at fault
                 self._left.append(Damage(MANIFEST, 0, 0, problem))
