@@ -543,7 +543,7 @@ def test_a_flipped_bit_in_any_file_is_found_and_repaired(tmp_path: Path) -> None
     mirror = mirror_of(origin, tmp_path / "mirror")
     rng = random.Random(4)
     kinds: dict[str, int] = {}
-    for turn in range(5000 if FULL else 220):
+    for turn in range(5000 if FULL else 200):
         shutil.rmtree(tmp_path / "store", ignore_errors=True)
         shutil.copytree(origin.uri, tmp_path / "store", symlinks=True)
         victim = files[turn % len(files)].relative_to(origin.uri)
