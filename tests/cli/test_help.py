@@ -19,6 +19,7 @@ COMMANDS = (
     "show",
     "diff",
     "verify",
+    "repair",
     "delete",
     "undelete",
     "pin",
