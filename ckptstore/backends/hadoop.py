@@ -96,10 +96,23 @@ class HadoopBackend(Backend):
         """See :class:`Backend`."""
         return _HadoopReader(self._client.open(self._path(key)))
 
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
-        """See :class:`Backend`."""
-        del size
-        return _HadoopWriter(self._client, self._new_path(key), executable=executable)
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
+        """See :class:`Backend`. Nothing is resumed inside a file, and pyarrow replaces with a gap.
+
+        What a killed writer leaves has a lease for up to an hour, and of its last block nobody
+        knows how long it is before that was recovered, which not all clients can ask for.
+        """
+        del size, resume
+        path = self._new_path(key)
+        return _HadoopWriter(self._client, path, executable=executable, replace=replace)
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`Backend`."""
@@ -268,9 +281,10 @@ class _HadoopReader(Reader):
 class _HadoopWriter(Writer):
     """A file under a temporary name until it is complete."""
 
-    def __init__(self, client: HadoopClient, path: str, *, executable: bool) -> None:
+    def __init__(self, client: HadoopClient, path: str, *, executable: bool, replace: bool) -> None:
         self._client = client
         self._path = path
+        self._replace = replace
         self._temporary = _beside(path)
         self._position = 0
         self._done = False
@@ -297,7 +311,7 @@ class _HadoopWriter(Writer):
         assert size == self._position
         try:
             self._sink.close()
-            free = self._client.rename(self._temporary, self._path)
+            free = self._client.rename(self._temporary, self._path, replace=self._replace)
         except TemporaryError:
             self._cut_off = True
             raise

@@ -184,7 +184,11 @@ class ArrowClient(HadoopClient):
         self.call(path, lambda inner: inner.create_dir(path, recursive=True))
 
     def rename(self, source: str, target: str, *, replace: bool = False) -> bool:
-        """See :class:`HadoopClient`. A file that is made between the look and the move is lost."""
+        """See :class:`HadoopClient`. A file that is made between the look and the move is lost.
+
+        To replace a file libhdfs deletes it first: for a moment there is none, and a client that is
+        killed just then leaves the new one, whole, under its temporary name only.
+        """
         if not replace and self.status(target) is not None:
             return False
         try:

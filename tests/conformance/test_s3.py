@@ -6,6 +6,8 @@ import pytest
 
 from ckptstore.backends.base import Backend
 from ckptstore.backends.s3 import S3Backend
+from ckptstore.errors import CkptError
+from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.testing.conformance import BackendConformance
 from ckptstore.uri import StoreURI
 from tests.conftest import CEPH
@@ -46,6 +48,27 @@ class TestRclone(_S3Conformance):
     def test_it_is_found_out_that_creation_is_not_exclusive(self, backend: Backend) -> None:
         assert backend.is_exclusive() is False
         assert backend.list("", recursive=True) == []
+
+    def test_what_lies_in_the_wrong_place_is_not_kept(self, backend: Backend) -> None:
+        """It cannot replace a part: what was begun with another content is given up."""
+        size = 2 * BLOCK_SIZE
+        writer = backend.open_writer("d/x", size=size, resume=True)
+        writer.write(0, memoryview(b"a" * BLOCK_SIZE))
+        writer.abort()
+        data = b"b" * size
+        for last in (False, True):
+            writer = backend.open_writer("d/x", size=size, resume=True)
+            assert not writer.kept(0, memoryview(data)[:BLOCK_SIZE])
+            if not last:
+                with pytest.raises(CkptError, match="cannot be replaced"):
+                    writer.write(0, memoryview(data)[:BLOCK_SIZE])
+            else:
+                for offset in (0, BLOCK_SIZE):
+                    writer.write(offset, memoryview(data)[offset : offset + BLOCK_SIZE])
+                writer.finish(size)
+            writer.abort()
+        assert self.raw_read("d/x") == data
+        assert not list(backend.unfinished(""))
 
     @pytest.fixture(autouse=True)
     def _bucket(self, rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> None:

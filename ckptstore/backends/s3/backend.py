@@ -32,7 +32,8 @@ from ckptstore.backends.s3.deleting import delete_if, delete_keys
 from ckptstore.backends.s3.failures import code_of
 from ckptstore.backends.s3.options import S3Options
 from ckptstore.backends.s3.reading import BROKEN, S3Reader, fill
-from ckptstore.backends.s3.writing import PARALLEL_LIMIT, S3Writer
+from ckptstore.backends.s3.uploads import uploads_below
+from ckptstore.backends.s3.writing import PARALLEL_LIMIT, Mode, S3Writer
 from ckptstore.errors import (
     CkptError,
     ConflictError,
@@ -65,6 +66,7 @@ class S3Backend(Backend):
             parallel_reads=16,
             threads=_THREADS,
             keeps_checksums=True,
+            resumes=True,
         )
         self.client = S3Client(options)
         self._checksums = Checksums(self.client)
@@ -181,12 +183,20 @@ class S3Backend(Backend):
 
     # Writing
 
-    def open_writer(self, key: str, *, size: int | None = None, executable: bool = False) -> Writer:
-        """See :class:`Backend`."""
+    def open_writer(
+        self,
+        key: str,
+        *,
+        size: int | None = None,
+        executable: bool = False,
+        replace: bool = False,
+        resume: bool = False,
+    ) -> Writer:
+        """See :class:`Backend`. What fits one request, or has a KMS key, is not resumed."""
         del executable  # the manifest knows
         self.client.require_bucket()
-        looks = not self.is_exclusive()
-        return S3Writer(self.client, self._checksums, key, size, self._stored_as, looks=looks)
+        mode = Mode(replace=replace, resume=resume, looks=not self.is_exclusive())
+        return S3Writer(self.client, self._checksums, key, size, self._stored_as, mode)
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`Backend`."""
@@ -325,31 +335,7 @@ class S3Backend(Backend):
 
     def unfinished(self, prefix: str) -> Sequence[Unfinished]:
         """See :class:`Backend`."""
-        skip = len(self.client.options.prefix)
-        found: list[Unfinished] = []
-        more: dict[str, Any] = {}
-        while True:
-            try:
-                page = self.client.raw(
-                    "list_multipart_uploads",
-                    Prefix=self.client.options.prefix + (f"{prefix}/" if prefix else ""),
-                    **more,
-                )
-            except (BotoCoreError, ClientError) as error:
-                code, status = code_of(error)
-                if status in (405, 501) or code == "NoSuchUpload":  # it knows of none
-                    return found
-                raise self.client.meaning(error, None) from error
-            found += [
-                Unfinished(u["Key"][skip:], _seconds(u["Initiated"]), u["UploadId"])
-                for u in page.get("Uploads", ())
-            ]
-            if not page.get("IsTruncated"):
-                return found
-            more = {
-                "KeyMarker": page["NextKeyMarker"],
-                "UploadIdMarker": page["NextUploadIdMarker"],
-            }
+        return uploads_below(self.client, f"{prefix}/" if prefix else "")
 
     def discard_unfinished(self, uploads: Iterable[Unfinished]) -> None:
         """See :class:`Backend`."""
