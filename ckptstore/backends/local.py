@@ -28,6 +28,7 @@ from ckptstore.backends.localfile import (
     link_or_copy,
     make_directories,
     open_error,
+    rename_aside,
     sync_directory,
     temporary_path,
     write_all,
@@ -250,7 +251,7 @@ class LocalBackend(Backend):
             try:
                 if not _holds(path, data):
                     return False
-                _rename_aside(path, aside)
+                rename_aside(path, aside)
             except FileNotFoundError:
                 return False
             same = False
@@ -399,15 +400,6 @@ class LocalBackend(Backend):
 def _holds(path: str, data: bytes) -> bool:
     with open(os.open(path, READ), "rb") as f:
         return f.read(len(data) + 1) == data
-
-
-def _rename_aside(path: str, aside: str) -> None:
-    try:
-        os.rename(path, aside)
-    except FileNotFoundError:
-        # NFS repeats a request whose answer was lost, and then misses what it has moved itself.
-        if not os.path.lexists(aside):
-            raise
 
 
 def _put_back(aside: str, path: str) -> None:

@@ -212,6 +212,16 @@ def link_or_copy(source: str, target: str) -> None:
         _copy_exclusive(source, target)
 
 
+def rename_aside(path: str, aside: str) -> None:
+    """Give a file a new name that nobody else knows."""
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        # NFS repeats a request whose answer was lost, and then misses what it has moved itself.
+        if not os.path.lexists(aside):
+            raise
+
+
 def _copy_exclusive(source: str, target: str) -> None:
     with open(source, "rb") as reader:
         mode = stat_module.S_IMODE(os.fstat(reader.fileno()).st_mode)

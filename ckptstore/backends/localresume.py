@@ -13,7 +13,7 @@ import os
 import stat as stat_module
 from contextlib import suppress
 
-from ckptstore.backends.localfile import LocalWriter, temporary_path
+from ckptstore.backends.localfile import LocalWriter, rename_aside, temporary_path
 from ckptstore.errors import ConflictError, TemporaryError, printable, translate_os_errors
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.layout import TEMPORARY_PREFIX
@@ -119,11 +119,9 @@ class _ResumableWriter(LocalWriter):
         """A name that nobody else knows, for the very file that this writer has completed."""
         own = temporary_path(os.path.dirname(self._path))
         try:
-            os.rename(self._shared, own)
+            rename_aside(self._shared, own)
         except FileNotFoundError:
-            # NFS repeats a request whose answer was lost, and then misses what it has moved itself.
-            if not os.path.lexists(own):
-                raise self._overtaken() from None
+            raise self._overtaken() from None
         if not os.path.samestat(os.fstat(self._fd), os.lstat(own)):
             os.rename(own, self._shared)  # another one that has been begun since
             raise self._overtaken()

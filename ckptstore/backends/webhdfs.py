@@ -263,10 +263,6 @@ class _WebSource(Source):
         return done
 
 
-class _GivenUp(Exception):  # noqa: N818 - it ends a request of our own
-    """The file is not wanted any more."""
-
-
 class _WebSink(Sink):
     """One request whose body is what ``write`` is given.
 
@@ -285,7 +281,6 @@ class _WebSink(Sink):
         address = client.call(path, lambda: client.api.create_at(path, **params))
         self._data: SimpleQueue[memoryview | None] = SimpleQueue()
         self._events: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._given_up = False
         self._thread = threading.Thread(
             target=self._send, args=(address,), name="ckptstore-webhdfs", daemon=True
         )
@@ -305,8 +300,6 @@ class _WebSink(Sink):
                 yield data[start : start + _PIECE]
             del data
             self._events.put(None)  # the last piece has gone: the next was asked for
-        if self._given_up:
-            raise _GivenUp
 
     def _wait(self) -> None:
         seconds = self._client.options.timeout * DATA_FACTOR
@@ -330,8 +323,11 @@ class _WebSink(Sink):
         self._thread.join()
 
     def abort(self) -> None:
-        """See :class:`Sink`. The DataNode completes what it has; it is deleted next."""
+        """See :class:`Sink`. The DataNode completes what it has; it is deleted next.
+
+        A connection that is closed instead tells nothing of when the DataNode makes the file: that
+        could be after it was deleted.
+        """
         if self._thread.is_alive():
-            self._given_up = True
             self._data.put(None)
             self._thread.join(timeout=self._client.options.timeout)
