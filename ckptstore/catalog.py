@@ -132,7 +132,12 @@ class Catalog:
                 raise
             except NotFoundError:
                 return None
-            marker = decode_marker(data, what)
+            try:
+                marker = decode_marker(data, what)
+            except IntegrityError as error:
+                raise IntegrityError(
+                    str(error), hint=error.hint or f"ckpt repair {self.uri}"
+                ) from error
             self._require(marker.requires.read, "read")
             self._marker = marker
         return self._marker
@@ -195,7 +200,8 @@ class Catalog:
             shown = ", ".join(map(printable, others[:3])) + (", …" if len(others) > 3 else "")
             raise ConflictError(
                 f"{self.uri} is no store (it has no {MARKER}) and is not empty: it holds {shown}",
-                hint=f"name another place, or make it a store with: ckpt init {self.uri} --force",
+                hint="name another place; a store that has lost its marker: "
+                f"ckpt repair {self.uri}; to make it a store: ckpt init {self.uri} --force",
             )
         marker = Marker(
             format=FORMAT,

@@ -149,7 +149,7 @@ def _show(out: Output, found: StoreStatus) -> None:
             ago(run.newest.created) if run.newest is not None else "nothing intact",
             str(run.checkpoints),
             size(run.bytes),
-            _rate(run.growth),
+            _rate(run.growth) if run.growth != 0 else "none",
             _details(run),
         ]
         for run in found.runs

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ckptstore.backends.base import Reader
 from ckptstore.catalog import Catalog
-from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError
+from ckptstore.errors import CkptError, ConflictError, Damage, IntegrityError, NotFoundError
 from ckptstore.hashing import BLOCK_SIZE
 from ckptstore.ids import random_letters
 from ckptstore.layout import REPAIR_PREFIX, Name, RunKeys
@@ -87,29 +87,29 @@ class Files:
         )
         blocks = Blocks(found, wanted)
         try:
-            with self._noted():
-                for entry in damaged:
-                    self._file(entry, by_path[entry.path], blocks)
-                for entry in misfit:
-                    self._file(entry, [], blocks)
-                self._end(damaged)
+            if self._options.dry_run:
+                for entry in (*damaged, *misfit):
+                    self._foretell(entry, by_path.get(entry.path, ()), blocks)
+                return
+            with at_work(self._catalog, checkpoint.run, checkpoint.name):
+                for entry in (*damaged, *misfit):
+                    self._file(entry, by_path.get(entry.path, ()), blocks)
+            self._end(damaged)
         finally:
             self.fetched = blocks.fetched
             blocks.close()
 
     def _file(self, entry: FileEntry, damage: Sequence[Damage], blocks: Blocks) -> None:
         bad = _bad_blocks(damage)
-        if self._options.dry_run:
-            self._foretell(entry, damage, blocks)
-            return
         sharing = self._sharing_with(entry)
         reader = MendingReader(entry, self._own(entry), bad, blocks)
         try:
             self._write(self._checkpoint, entry, reader)
-        except NotFoundError:
-            raise
         except IntegrityError as error:
             self.left += error.damage or damage
+            return
+        except ConflictError as error:  # a directory is in the way
+            self.left.append(Damage(entry.path, 0, 0, str(error)))
             return
         self.fixed[entry.path] = _told(len(reader.replaced), blocks, self._catalog)
         for name, path in sharing:
@@ -154,8 +154,6 @@ class Files:
 
     def _end(self, damaged: Sequence[FileEntry]) -> None:
         """Read what was written once more, and end what was noted of the others."""
-        if self._options.dry_run:
-            return
         again = [self._checkpoint.transfer(e) for e in damaged if e.path in self.fixed]
         for moved in self._mover().run(again, OnMismatch.COLLECT):
             if moved.damage:
@@ -211,9 +209,10 @@ class Files:
         found = self._catalog.find(self._checkpoint.run, name)
         if found is None or found.commit is None:  # deleted meanwhile
             return
-        if self._backend.copy_over(good, target, executable=entry.exec) is None:
-            checkpoint = Checkpoint(self._catalog, self._checkpoint.run, found.commit)
-            self._write(checkpoint, other, self._backend.open_reader(good))
+        with at_work(self._catalog, self._checkpoint.run, name):
+            if self._backend.copy_over(good, target, executable=entry.exec) is None:
+                checkpoint = Checkpoint(self._catalog, self._checkpoint.run, found.commit)
+                self._write(checkpoint, other, self._backend.open_reader(good))
         self._sharing.setdefault(name, set()).add(other.path)
 
     def _wrong_mode(self, entry: FileEntry) -> bool:
@@ -221,26 +220,20 @@ class Files:
         status = self._status(self._checkpoint.key(entry.path))
         return status is not None and bool(status.st_mode & 0o100) != entry.exec
 
-    # What a repair that is killed leaves
 
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Leave a sign among the marks that a repair is at work on the directory.
+@contextmanager
+def at_work(catalog: Catalog, run: str, name: Name) -> Iterator[None]:
+    """Leave a sign among a checkpoint's marks while its directory is worked on.
 
-        Its temporary files lie there. When it is killed, gc finds the sign, and removes them.
-        """
-        if self._options.dry_run:
-            yield
-            return
-        checkpoint = self._checkpoint
-        marks = RunKeys(checkpoint.run).marks_of(checkpoint.name)
-        sign = f"{marks}/{REPAIR_PREFIX}{random_letters()}"
-        self._backend.put(sign, b"")
-        try:
-            yield
-        finally:
-            with suppress(CkptError):
-                self._backend.delete([sign])
+    Temporary files lie there. When the repair is killed, gc finds the sign, and removes them.
+    """
+    sign = f"{RunKeys(run).marks_of(name)}/{REPAIR_PREFIX}{random_letters()}"
+    catalog.backend.put(sign, b"")
+    try:
+        yield
+    finally:
+        with suppress(CkptError):
+            catalog.backend.delete([sign])
 
 
 def _bad_blocks(damage: Sequence[Damage]) -> frozenset[int]:

@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from ckptstore import document
 from ckptstore.backends.base import Backend
-from ckptstore.catalog import Catalog
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError
 from ckptstore.store import Store
 
@@ -26,8 +25,8 @@ _WORK = 400 * 1024**2
 """Bytes that are hashed at most in search of one changed byte: well under a second."""
 
 _ALIKE = 0.9
-"""A document is taken for a damaged copy of another when so much of it is the same. (Two documents
-at one key that are not the same have about a third of their bytes in common.)"""
+"""A document is taken for a damaged copy of another when so much of it is the same. (A commit and a
+void at one key have about a tenth in common, and no two commits ever stand at one.)"""
 
 
 def mended(data: bytes) -> bytes | None:
@@ -81,16 +80,15 @@ def alike(damaged: bytes, good: bytes) -> bool:
 
 def from_sources(
     sources: Sequence[Store], key: str, accept: Callable[[bytes], bool]
-) -> tuple[bytes, Store] | None:
-    """The first document at ``key`` in a source that is acceptable, and the source."""
+) -> Iterator[tuple[bytes, Store]]:
+    """The documents at ``key`` in the sources that are acceptable, each with its source."""
     for source in sources:
         try:
             data = source.backend.read(key, document.SIZE_LIMIT)
         except CkptError:  # not there, damaged there too, or not to be reached
             continue
         if accept(data):
-            return data, source
-    return None
+            yield data, source
 
 
 def is_document(data: bytes) -> bool:
@@ -134,12 +132,3 @@ def read_or_none(backend: Backend, key: str) -> bytes | None:
         return backend.read(key, document.SIZE_LIMIT)
     except (NotFoundError, IntegrityError):
         return None
-
-
-def sync_run(catalog: Catalog, keys: Sequence[str]) -> None:
-    """Make the names in these directories durable, those that exist."""
-    for key in keys:
-        try:
-            catalog.backend.sync([key])
-        except NotFoundError:
-            continue

@@ -50,7 +50,6 @@ class LostRecord:
         self._missing = found is None
         self._damaged = found.data if found is not None else b""
         self._good = b""
-        self._proven = False
         self.problem = str(found.problem) if found is not None else None
         self.origin = ""
 
@@ -59,35 +58,39 @@ class LostRecord:
         good = mended(self._damaged)
         record = self._decoded(good) if good is not None else None
         if record is not None and good is not None:
-            self._good, self._proven = good, True
-            self.origin = "one byte of it had changed"
+            self._good, self.origin = good, "one byte of it had changed"
             return record
-        found = from_sources(self._sources, self._keys.record(self._name), self._is_record)
-        if found is None:
-            return None
-        self._good, self.origin = found[0], f"from {found[1].uri}"
-        self._proven = alike(self._damaged, self._good)
-        record = self._decoded(self._good)
-        doubt = self._doubt(record)
+        doubt = None
+        key = self._keys.record(self._name)
+        for data, source in from_sources(self._sources, key, self._is_record):
+            record = self._decoded(data)
+            doubt = self._doubt(record, alike(self._damaged, data))
+            if doubt is None:
+                self._good, self.origin = data, f"from {source.uri}"
+                return record
         if doubt is not None:
             self.problem = f"{self.problem or RECORD_LOST}; it is not put back: {doubt}"
-            return None
-        return record
+        return None
 
-    def _doubt(self, record: Record | None) -> str | None:
-        """Why a source's record may not be this store's."""
+    def _doubt(self, record: Record | None, proven: bool) -> str | None:
+        """Why a source's record may not be this store's.
+
+        Args:
+            record: The record.
+            proven: What stands here is a damaged copy of it.
+        """
         if self._is_trashed():
             return "the checkpoint was deleted (ckpt undelete brings it back)"
         directory = self._keys.directory(self._name)
         listed = self._catalog.backend.list(directory, recursive=True)
         there = {e.key[len(directory) + 1 :] for e in listed}
         if not isinstance(record, Commit):
-            if there and not self._proven:
+            if there and not proven:
                 return "a source has given up what is complete here"
             return None
         if self._missing and self._is_being_saved():
             return "a save is writing it"
-        if self._proven:
+        if proven:
             return None
         if not there:
             return "nothing of it is here (ckpt mirror copies what a store lacks)"

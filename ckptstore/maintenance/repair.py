@@ -21,7 +21,7 @@ from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError
 from ckptstore.hashing import block_digest
 from ckptstore.layout import MANIFEST, Name, RunKeys
 from ckptstore.listing import RECORD_LOST, ref_of
-from ckptstore.maintenance.files import Files, Options
+from ckptstore.maintenance.files import Files, Options, at_work
 from ckptstore.maintenance.mending import (
     from_sources,
     mended,
@@ -158,8 +158,11 @@ def repair_run(
     for name in sorted(names):
         try:
             yield _Repair(store.catalog, run, name, sources, options).run(refs.get(name))
-        except NotFoundError:  # deleted meanwhile
-            continue
+        except NotFoundError:
+            found = store.catalog.find(run, name)
+            if found is not None and not found.is_void:
+                raise
+            continue  # deleted meanwhile
 
 
 def _forgotten(catalog: Catalog, run: str, sources: Sequence[Store]) -> list[Name]:
@@ -286,8 +289,9 @@ class _Repair:
             return False
         data, source = found
         if not self._options.dry_run:
-            backend.put(key, data)
-            backend.sync([self._keys.directory(self._name)])
+            with at_work(self._catalog, self._run, self._name):
+                backend.put(key, data)
+                backend.sync([self._keys.directory(self._name)])
             problem = self._manifest_problem(checkpoint.commit)
             if problem is not None:  # it is the pinned one, so the record is at fault
                 self._left.append(Damage(MANIFEST, 0, 0, problem))
@@ -322,7 +326,7 @@ class _Repair:
             damaged = read_or_none(backend, key) or b""
             good, how = mended(damaged), "one byte of it had changed"
             if good is None or not self._is_mark(good):
-                found = from_sources(self._sources, key, self._is_mark)
+                found = next(from_sources(self._sources, key, self._is_mark), None)
                 good, how = (found[0], f"from {found[1].uri}") if found else (None, "removed")
             if good is None and not self._options.drop_marks:
                 self._left.append(Damage(path, 0, 0, "the mark is damaged, and no source has it"))

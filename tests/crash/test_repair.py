@@ -125,7 +125,7 @@ def test_a_repair_killed_anywhere_leaves_each_thing_as_it_was_or_whole(
             assert (root / relative).exists(), f"{relative} is gone at {point}"
         repair_counting(operations, root, mirror, -1)
         whole_again(root, tmp_path)
-        point += 1 if FULL else rng.randrange(1, 40)
+        point += 1 if FULL else rng.randrange(1, 90 if operations else 30)
     record_property("kill points", killed)
     print(f"{killed} kill points, the last before {point}")
     assert point > 60

@@ -27,6 +27,7 @@ from ckptstore.mirrors import expect_mirror, note_attempt
 from ckptstore.reading import Checkpoint
 from ckptstore.resume import plan_resume
 from ckptstore.store import Store
+from ckptstore.testing.hooks import HookedBackend
 from ckptstore.uri import parse_ref
 from ckptstore.voiding import discard
 from tests.conftest import FULL
@@ -106,6 +107,20 @@ def test_what_is_no_file_of_its_size_comes_back(how: str, store: Store, mirror: 
     assert result.fetched_bytes == len(BIG) - own, "its own good blocks are not fetched"
     assert stored_path(store.get(RUN, step=1), "big").read_bytes() == BIG
     assert whole(store)
+
+
+def test_a_directory_in_the_place_of_a_file_is_left_and_the_rest_is_repaired(
+    store: Store, mirror: Store
+) -> None:
+    checkpoint = store.get(RUN, step=1)
+    path = stored_path(checkpoint, "a.txt")
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+    flip(stored_path(checkpoint, "sub/b.bin"))
+    result = mend(store, mirror)
+    assert [d.path for d in result.left] == ["a.txt"]
+    assert [f.path for f in result.fixed] == ["sub/b.bin"]
+    assert (path / "inside").is_dir()
 
 
 def test_an_empty_file_and_a_directory_that_are_missing_come_back(
@@ -265,6 +280,7 @@ def test_a_manifest_that_is_not_the_pinned_one_is_not_taken(store: Store, mirror
     path.write_bytes(flipped(data, 99))
     result = mend(store, mirror)
     assert [d.path for d in result.left] == ["MANIFEST.json"]
+    assert store.backend.stat(KEYS.manifest(name)) is None
 
 
 # Records
@@ -390,6 +406,40 @@ def test_a_void_comes_back(store: Store, tmp_path: Path) -> None:
         assert store.backend.read(KEYS.record(name), 2**20) == good
 
 
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_deletion_between_the_look_and_the_replacement_stands(
+    purged: bool, store: Store, mirror: Store
+) -> None:
+    """This repair falls asleep; another one mends the record, and then somebody deletes it."""
+    name = store.get(RUN, step=1).name
+    lose(store, name, "cut")
+    key = KEYS.record(name)
+    asleep = True
+
+    def hook(operation: str, at: str, phase: str) -> None:
+        nonlocal asleep
+        if asleep and (operation, at, phase) == ("put", key, "before"):
+            asleep = False
+            assert repair_name(store, RUN, name, [mirror]).ok
+            store.delete(store.get(RUN, step=1), force=True, grace=0)
+            if purged:
+                age(store, KEYS.trash_record(name), 86400)
+                assert gc(store, grace=0).removed
+
+    slow = Store(HookedBackend(store.backend, hook))
+    result = repair_name(slow, RUN, name, [mirror])
+    assert not asleep
+    assert "meanwhile" in result.left[0].reason
+    found = store.catalog.find(RUN, name)
+    if purged:
+        assert found is not None
+        assert found.is_void
+    else:
+        assert found is None
+        assert store.undelete(parse_ref(f"{RUN}@1")).step == 1
+        assert whole(store)
+
+
 def test_a_record_that_is_being_saved_is_not_put_there(store: Store, tmp_path: Path) -> None:
     mirror = mirror_of(store, tmp_path / "mirror")
     one = store.save(RUN, 2)
@@ -493,7 +543,7 @@ def test_a_flipped_bit_in_any_file_is_found_and_repaired(tmp_path: Path) -> None
     mirror = mirror_of(origin, tmp_path / "mirror")
     rng = random.Random(4)
     kinds: dict[str, int] = {}
-    for turn in range(5000 if FULL else 220):
+    for turn in range(5000 if FULL else 200):
         shutil.rmtree(tmp_path / "store", ignore_errors=True)
         shutil.copytree(origin.uri, tmp_path / "store", symlinks=True)
         victim = files[turn % len(files)].relative_to(origin.uri)

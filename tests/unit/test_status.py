@@ -28,6 +28,8 @@ from tests.unit.support import failed_save, killed_save, save
 
 RUN = "run"
 
+BAD = [Damage("a.txt", 0, 5, "content differs")]
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -90,7 +92,7 @@ def test_a_run_is_summed_up(store: Store) -> None:
 
 def test_the_newest_is_intact_and_the_damaged_are_named(store: Store) -> None:
     newest = store.get(RUN, step=3)
-    note_damage(store.catalog, RUN, newest.name, [Damage("a.txt", "content differs")], deep=True)
+    note_damage(store.catalog, RUN, newest.name, BAD, deep=True)
     lost = store.get(RUN, step=1)
     (Path(store.uri) / RunKeys(RUN).record(lost.name)).unlink()
     unreadable = save(store, 4)
@@ -263,7 +265,7 @@ def test_a_mirror_is_asked_and_not_believed(store: Store, target: Store) -> None
 def test_a_damaged_copy_saves_nothing(store: Store, target: Store) -> None:
     mirror(store, target)
     newest = target.get(RUN, step=3).name
-    note_damage(target.catalog, RUN, newest, [Damage("a.txt", "content differs")], deep=True)
+    note_damage(target.catalog, RUN, newest, BAD, deep=True)
     run = one(store)
     assert run.mirrors[0].newest == store.get(RUN, step=2).name
     assert (run.loss.checkpoints, run.loss.steps) == (1, 1)
@@ -282,7 +284,7 @@ def test_what_the_source_has_pruned_and_the_mirror_kept_counts(store: Store, tar
 def test_what_is_damaged_here_is_no_lag(store: Store, target: Store) -> None:
     mirror(store, target)
     bad = save(store, 4)
-    note_damage(store.catalog, RUN, bad.name, [Damage("a.txt", "content differs")], deep=True)
+    note_damage(store.catalog, RUN, bad.name, BAD, deep=True)
     run = one(store)
     assert run.damaged == (f"{RUN}@4",)
     assert run.mirrors[0].behind.checkpoints == 0
