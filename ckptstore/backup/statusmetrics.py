@@ -56,6 +56,7 @@ def _of_run(run: RunStatus, store: Labels) -> Iterable[_Gathered]:
         ("trash_bytes", "What the trash holds", run.trash.bytes),
         ("unfinished_bytes", "What is being written", run.unfinished.bytes),
         ("orphans_bytes", "What dead saves left", run.orphans.bytes),
+        ("loss_is_everything", "Whether no mirror holds any of it", float(run.loss.everything)),
         ("loss_checkpoints", "Checkpoints lost if the store died now", run.loss.checkpoints),
         ("loss_steps", "Steps lost if the store died now", run.loss.steps),
         ("loss_seconds", "Time between the saves lost if it died now", run.loss.seconds),

@@ -200,7 +200,7 @@ def ask_all(
         except CkptError as error:
             answers[mirror.id] = Answer(problem=str(error))
         except Exception as error:  # noqa: BLE001 - whatever a mirror does, its store has a status
-            answers[mirror.id] = Answer(problem=f"{type(error).__name__}: {error}")
+            answers[mirror.id] = Answer(problem=f"it failed ({type(error).__name__})")
 
     asked = [m for m in known if m.note is not None]
     threads = [threading.Thread(target=ask, args=(m,), daemon=True) for m in asked]

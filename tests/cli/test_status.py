@@ -139,6 +139,7 @@ def test_prometheus_reads_the_file(store: Store, target: Store, tmp_path: Path) 
         ("other", target.uri): 1,
     }
     assert found["ckptstore_loss_steps"] == {(RUN,): 50, ("other",): 7}
+    assert found["ckptstore_loss_is_everything"] == {(RUN,): 0, ("other",): 1}
     assert found["ckptstore_mirror_up"] == {(target.uri,): 1}
     assert found["ckptstore_free_bytes"][()] > 0
     assert "ckptstore_verified_timestamp_seconds" not in found

@@ -23,6 +23,7 @@ from ckptstore.maintenance.status import RunStatus, growth_of, status
 from ckptstore.marks import note_damage
 from ckptstore.records import Commit, ManifestPin
 from ckptstore.store import Store
+from ckptstore.voiding import ensure_void
 from tests.cli.support import WRITER
 from tests.unit.support import failed_save, killed_save, save
 
@@ -131,6 +132,15 @@ def test_trash_dead_saves_and_live_ones_are_told_apart(store: Store) -> None:
     live.abort(RuntimeError("enough"))
     failed_save(store)
     assert one(store).unfinished.count == 0
+
+
+def test_a_save_that_was_given_up_is_dead_whatever_its_lease_says(store: Store) -> None:
+    live = store.save(RUN, 9)
+    live.add_bytes("half.bin", b"half")
+    ensure_void(store.catalog, RUN, live.name, "taken over")
+    found = one(store)
+    assert (found.unfinished.count, found.orphans.count) == (0, 1)
+    live.abort(RuntimeError("enough"))
 
 
 def test_a_checkpoint_that_is_being_deleted_counts_once(store: Store) -> None:
