@@ -73,7 +73,7 @@ def _complete(store: Path, *words: str) -> list[str]:
 
 def test_completion_offers_commands_runs_and_steps(store: Path, source: Path) -> None:
     ckpt("push", source, f"{store}/other@1").ok()
-    assert set(_complete(store, "ckpt", "p")) == {"push", "pull", "pin"}
+    assert set(_complete(store, "ckpt", "p")) == {"push", "pull", "pin", "prune"}
     assert _complete(store, "ckpt", "show", "gs") == ["gsm8k@"]
     offered = _complete(store, "ckpt", "show", "gsm8k@")
     assert {"gsm8k@latest", "gsm8k@best", "gsm8k@500", "gsm8k@400"} <= set(offered)
