@@ -43,6 +43,7 @@ def delete(
     *,
     grace: float = DEFAULT_GRACE,
     force: bool = False,
+    even_owed: bool = False,
     reason: str = "deleted by hand",
 ) -> None:
     """Move a checkpoint to the trash.
@@ -51,7 +52,9 @@ def delete(
         catalog: The store.
         checkpoint: What to delete.
         grace: Seconds until gc may remove its files.
-        force: Also when it is the newest, the best or the last verified one. A pin always holds.
+        force: Also when it is the newest, the best or the last verified one, or a mirror lacks it.
+            A pin always holds.
+        even_owed: Also when a mirror lacks it.
         reason: Kept in the trash record.
 
     Raises:
@@ -70,10 +73,11 @@ def delete(
             f"{checkpoint.ref} is not deleted: {found.problem}",
             hint="a record that cannot be read protects its checkpoint",
         )
-    check_guards(catalog, checkpoint, force)
+    check_guards(catalog, checkpoint, force, even_owed=even_owed)
     trash = _put_trash(catalog, run, name, found.data, grace, reason)
     try:
-        check_guards(catalog, checkpoint, force)  # a pin may have come since the first look
+        # A pin may have come since the first look.
+        check_guards(catalog, checkpoint, force, even_owed=even_owed)
     except ConflictError:
         catalog.backend.remove_if(keys.trash_record(name), trash)
         raise
@@ -105,13 +109,17 @@ def _put_trash(
     return trash
 
 
-def check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
+def check_guards(
+    catalog: Catalog, checkpoint: Checkpoint, force: bool, *, even_owed: bool = False
+) -> None:
     """Refuse to delete what is guarded; ``force`` overrides all guards but a pin.
+
+    A checkpoint that a mirror lacks is guarded too, unless ``even_owed`` says that it may go.
 
     Raises:
         ConflictError: a guard holds.
     """
-    view = RunView.of(catalog, checkpoint.run)
+    view = RunView.of(catalog, checkpoint.run, owed=not (force or even_owed))
     standing = view.standing(checkpoint.name)
     if standing.pinned:
         raise ConflictError(
@@ -125,6 +133,7 @@ def check_guards(catalog: Catalog, checkpoint: Checkpoint, force: bool) -> None:
             hint="look at it; if it is of no use, remove that file by hand",
         )
     guards = view.guards(checkpoint.name)
+    guards += [f"it is owed to {uri}, which lacks it" for uri in view.owed_to(checkpoint.name)]
     if guards and not force:
         raise ConflictError(
             f"{checkpoint.ref} is kept: {', and '.join(guards)}",

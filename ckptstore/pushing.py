@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,6 +24,7 @@ from ckptstore.manifest import FileEntry, entry_problem
 from ckptstore.marks import add_metrics, add_tag
 from ckptstore.reading import Checkpoint
 from ckptstore.records import finite
+from ckptstore.room import make_room, missing, no_room
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.saving import Save
 from ckptstore.scanning import Scan, ScannedFile
@@ -269,6 +271,7 @@ class _Push:
                 if whole and self._adopt(save, entry, stored):
                     del remaining[f.path]
                     self._progress(f.size)
+        self._check_room(remaining.values())
         save.add_transfers(
             [
                 save.transfer(
@@ -280,6 +283,18 @@ class _Push:
         for f in self.source.files:
             f.check_unchanged()
         self._check_complete(save)
+
+    def _check_room(self, files: Collection[ScannedFile]) -> None:
+        """Refuse to begin what cannot be stored whole; holes in the source take no room."""
+        if not missing(self.catalog, sum(f.size for f in files)):
+            return
+        need = 0
+        for f in files:
+            with suppress(OSError):  # it will be missed when it is read
+                need += min(f.size, os.stat(f.real).st_blocks * 512)
+        short = make_room(self.catalog, self.run_name, need)
+        if short:
+            raise no_room(self.catalog, need, short)
 
     def _progress(self, count: int) -> None:
         if self.options.progress is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ckptstore import marks
+from ckptstore import marks, mirrors
 from ckptstore.catalog import Catalog, Found
 from ckptstore.layout import Name
 from ckptstore.marks import Standing
+from ckptstore.mirrors import Mirror
 from ckptstore.records import BestRule, Commit
 
 
@@ -20,18 +21,21 @@ class RunView:
         found: What stands at the commit keys, without voids.
         names: The commit keys, voids included.
         standings: Where marks leave those that have any.
+        owed: The mirrors that lack a commit, for each that one lacks; only if it was asked for.
     """
 
     found: Sequence[Found]
     names: Sequence[Name]
     standings: Mapping[Name, Standing]
+    owed: Mapping[Name, tuple[Mirror, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, catalog: Catalog, run: str) -> RunView:
-        """Look now."""
+    def of(cls, catalog: Catalog, run: str, *, owed: bool = False) -> RunView:
+        """Look now; with ``owed`` also at what the mirrors lack."""
         names = catalog.record_names(run)
-        found = catalog.find_all(run, names)
-        return cls([f for f in found if not f.is_void], names, marks.standings(catalog, run))
+        found = [f for f in catalog.find_all(run, names) if not f.is_void]
+        lacking = mirrors.owed(catalog, run, [f.name for f in found]) if owed else {}
+        return cls(found, names, marks.standings(catalog, run), lacking)
 
     def standing(self, name: Name) -> Standing:
         """Where its marks leave a checkpoint."""
@@ -76,8 +80,12 @@ class RunView:
                 best = (value, name)
         return best[1] if best is not None else None
 
+    def owed_to(self, name: Name) -> list[str]:
+        """Where the mirrors are that lack ``name``; what is damaged they could not take."""
+        return [] if self.standing(name).damaged else [m.uri for m in self.owed.get(name, ())]
+
     def guards(self, name: Name) -> list[str]:
-        """Why ``name`` should stay."""
+        """Why ``name`` should stay, whatever the mirrors hold."""
         standing = self.standing(name)
         reasons = []
         if standing.pinned:

@@ -7,16 +7,19 @@ from typing import Annotated
 import typer
 
 from cli import (
+    backup,
     deleting,
     diff,
     doctor,
     listing,
     marking,
     mirror,
+    prune,
     pull,
     push,
     repair,
     resume_info,
+    schedule,
     setup,
     show,
     verify,
@@ -66,8 +69,10 @@ _COMMANDS = (
     ("undelete", deleting.undelete, "ckpt undelete /data/ckpts/gsm8k@100"),
     ("pin", marking.pin, "ckpt pin /data/ckpts/gsm8k@500"),
     ("tag", marking.tag, "ckpt tag /data/ckpts/gsm8k@500 release"),
+    ("prune", prune.prune, "ckpt prune /data/ckpts gsm8k --keep-last 3 --keep-best 1 --dry-run"),
     ("gc", deleting.gc, "ckpt gc /data/ckpts --dry-run"),
     ("mirror", mirror.mirror, "ckpt mirror /data/ckpts s3://bucket/ckpts"),
+    ("backup", backup.backup, "ckpt backup nightly --quiet"),
     ("resume-info", resume_info.resume_info, "ckpt resume-info /data/ckpts/gsm8k@latest"),
     ("doctor", doctor.doctor, "ckpt doctor /data/ckpts"),
     ("init", setup.init, "ckpt init /data/ckpts"),
@@ -76,3 +81,5 @@ _COMMANDS = (
 
 for _name, _function, _example in _COMMANDS:
     app.command(_name, epilog=f"Example: {_example}")(_function)
+
+app.add_typer(schedule.app, name="schedule")

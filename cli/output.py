@@ -117,7 +117,7 @@ class Output:
                 name,
                 justify="right" if name in right else "left",
                 no_wrap=name not in _FOLDED,
-                min_width=20 if name == "DETAILS" else None,
+                min_width=20 if name in ("DETAILS", "WHY") else None,
                 overflow="fold",
             )
         for row in rows:
@@ -126,11 +126,15 @@ class Output:
         Console().print(table)
 
 
-_FOLDED = ("REF", "DETAILS", "NOTE", "PATH", "VALUE")
+_FOLDED = ("REF", "DETAILS", "NOTE", "PATH", "VALUE", "WHY")
 """Columns whose cells may take several lines; the others are shown whole."""
 
 _STYLES = {
     "ok": "green",
+    "kept": "green",
+    "deleted": "red",
+    "to delete": "red",
+    "would go": "red",
     "damaged": "bold red",
     "unfinished": "yellow",
     "trashed": "dim",

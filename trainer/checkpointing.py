@@ -20,13 +20,15 @@ from ckptstore.errors import (
     UsageError,
 )
 from ckptstore.layout import Name
+from ckptstore.maintenance.policy import Policy
 from ckptstore.reading import Checkpoint
 from ckptstore.records import BestRule
 from ckptstore.resume import ResumePlan, plan_from, plan_resume
+from ckptstore.sizes import parse_size
 from ckptstore.store import Store, open_store
 from ckptstore.uri import Ref, parse_ref
 from ckptstore.version import __version__
-from trainer.config import Config
+from trainer.config import Config, StorageConfig
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +265,24 @@ def best_rule(text: str | None) -> BestRule | None:
     metric, _, mode = text.rpartition(":")
     kind: Literal["max", "min"] = "max" if mode == "max" else "min"
     return BestRule(metric=metric, mode=kind)
+
+
+def retention_policy(storage: StorageConfig) -> Policy | None:
+    """What is kept of the run; ``None`` when no key of retention is set: all of it.
+
+    Raises:
+        UsageError: ``storage.max_size`` is no amount of bytes.
+    """
+    size = storage.max_size
+    rules = (storage.keep_last, storage.keep_every, storage.keep_best, size)
+    if all(rule is None for rule in rules):
+        return None
+    return Policy(
+        keep_last=storage.keep_last,
+        keep_every=storage.keep_every,
+        keep_best=storage.keep_best,
+        max_size=parse_size(size) if size is not None else None,
+    )
 
 
 def fetch_model_files(

@@ -12,6 +12,7 @@ import msgspec
 
 from ckptstore.errors import UsageError
 from ckptstore.layout import check_run
+from ckptstore.sizes import parse_size
 from ckptstore.uri import Ref, StoreURI, is_ref, parse_ref, redact
 from trainer.config import Config, StorageConfig, TrainerConfig
 from trainer.schema import display, flatten
@@ -102,14 +103,6 @@ _TESTS: Mapping[str, Test] = {
     **{f"critic.optim.{name}": test for name, test in _OPTIM.items()},
 }  # fmt: skip
 
-_LATER: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "storage.keep_last": (lambda v: v is not None, "deleting old checkpoints by itself"),
-    "storage.keep_every": (lambda v: v is not None, "deleting old checkpoints by itself"),
-    "storage.keep_best": (lambda v: v is not None, "deleting old checkpoints by itself"),
-    "storage.max_size": (lambda v: v is not None, "deleting old checkpoints by itself"),
-}
-"""Keys whose part this version does not have: which values need it, and what it is."""
-
 _BEST = re.compile(r"[^\s:]+(:[^\s:]+)*:(max|min)")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -125,12 +118,6 @@ def check(config: Config) -> None:
     for key, (good, what) in _TESTS.items():
         if values[key] is not None and not good(values[key]):
             raise UsageError(f"{key} is {display(values[key])}; it must be {what}")
-    for key, (needs, what) in _LATER.items():
-        if needs(values[key]):
-            raise UsageError(
-                f"{key} is {display(values[key])}, but {what} is not part of this version",
-                hint=f"leave out {key}",
-            )
     _check_batches(config)
     _check_engine(config)
     _check_storage(config.storage)
@@ -206,6 +193,9 @@ def _check_storage(storage: StorageConfig) -> None:
             f"storage.best_metric is {display(storage.best_metric)}; "
             "it must be NAME:max or NAME:min"
         )
+    if storage.max_size is not None:
+        with _about("storage.max_size"):
+            parse_size(storage.max_size)
     if storage.keep_best is not None and storage.best_metric is None:
         raise UsageError("storage.keep_best needs storage.best_metric, which says what best is")
 

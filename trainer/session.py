@@ -76,6 +76,7 @@ class Session:
             storage.run,
             on_error="raise" if storage.on_save_error == "fail" else "warn",
             best=keeping.best_rule(storage.best_metric),
+            retention=keeping.retention_policy(storage),
             threads=storage.threads or None,
             timeout=config.trainer.nccl_timeout,
         )

@@ -376,6 +376,10 @@ class Backend(ABC):
     def clock(self) -> float:
         """Now by the storage's clock: the time of an object written for the purpose, in seconds."""
 
+    def free_space(self) -> int | None:
+        """Bytes that can still be stored; ``None`` where that is unknown or has no limit."""
+        return None
+
     def local_path(self, key: str) -> str | None:
         """The path of ``key`` on this machine's file system, if it has one."""
         del key

@@ -384,6 +384,10 @@ class LocalBackend(Backend):
                 os.close(fd)
                 os.unlink(temporary)
 
+    def free_space(self) -> int | None:
+        """See :class:`Backend`. A quota may leave less."""
+        return localfacts.free_space(self.root)
+
     def describe(self) -> Iterable[Finding]:
         """See :class:`Backend`."""
         return localfacts.describe(self.root)

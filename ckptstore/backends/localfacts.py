@@ -109,6 +109,15 @@ def _place(root: str, existing: str) -> Finding:
     return Finding.ok("place", where)
 
 
+def free_space(path: str) -> int | None:
+    """Bytes that a user may still store; ``None`` where the file system does not say."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
+
+
 def _space(path: str) -> Finding:
     with translate_os_errors(path):
         status = os.statvfs(path)

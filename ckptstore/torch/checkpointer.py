@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ckptstore.errors import CkptError, IntegrityError, NotFoundError, SupersededError, UsageError
 from ckptstore.layout import Name
+from ckptstore.maintenance.policy import Policy
 from ckptstore.reading import Checkpoint
 from ckptstore.records import BestRule, Commit
 from ckptstore.resume import ResumePlan, plan_resume
@@ -22,6 +23,7 @@ from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store, open_store
 from ckptstore.torch.loading import load_part
 from ckptstore.torch.ranks import Ranks
+from ckptstore.torch.retaining import Retention
 from ckptstore.torch.writing import Files, StateWriter
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Checkpointer:
             the next call. ``warn`` logs it, and training goes on; but a save that failed because a
             newer life of the run has begun is always raised.
         best: The rule for the run's best checkpoint.
+        retention: What is kept of the run after each save; ``None`` keeps all.
         threads: Blocks (16 MiB) in flight on a rank.
         timeout: Seconds after which a rank that does not answer is an error.
 
@@ -93,6 +96,7 @@ class Checkpointer:
         life: int | None = None,
         on_error: Literal["raise", "warn"] = "raise",
         best: BestRule | None = None,
+        retention: Policy | None = None,
         threads: int | None = None,
         timeout: float = 1800.0,
     ) -> None:
@@ -104,7 +108,9 @@ class Checkpointer:
         self._threads = threads
         self.ranks = Ranks(_own_group(group, timeout))
         # Collectives of two threads in one group would meet: the writing thread has its own.
-        self._writer = StateWriter(Ranks(_own_group(group, timeout)))
+        self._save_ranks = Ranks(_own_group(group, timeout))
+        self._writer = StateWriter(self._save_ranks)
+        self._retention = Retention(self.store, run, retention)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptstore-save")
         self._pending: list[PendingSave] = []
         self._told: str | None = None
@@ -156,7 +162,11 @@ class Checkpointer:
             life=self.life,
         )
         taken = self._writer.take(state, files or {}, stage=not wait)
-        future = self._thread.submit(self._writer.write, self.store, self.run, step, taken, options)
+
+        def write() -> Commit:
+            return self._writer.write(self.store, self.run, step, taken, options)
+
+        future = self._thread.submit(self._retention.save, write, self._save_ranks, self.life)
         pending = PendingSave(step, future)
         self._pending.append(pending)
         if wait:
@@ -328,6 +338,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._thread.shutdown()
+            self._retention.close()
             self._writer.close()
 
     def __enter__(self) -> Self:

@@ -126,3 +126,34 @@ def test_a_pull_onto_a_full_disk(place: Path, small: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=32m", str(small)], check=True, timeout=30)
     ckpt("pull", f"{place}/store/gsm8k@1", dest).ok()
     assert contents(dest) == contents(source)
+
+
+def _free(small: Path) -> int:
+    found = os.statvfs(small)
+    return found.f_bavail * found.f_frsize
+
+
+def test_what_retention_left_in_the_trash_makes_room_for_a_push(place: Path, small: Path) -> None:
+    store = small / "store"
+    for step in (1, 2, 3):
+        source = fill(place / f"in{step}", {"a.bin": os.urandom(2 * MIB)})
+        ckpt("push", source, f"{store}/gsm8k@{step}").ok()
+    ckpt("prune", store, "gsm8k", "--keep-last", "1", "--grace", "1d").ok()
+    assert _free(small) < 3 * MIB, "the grace period keeps the files"
+    fourth = fill(place / "in4", {"a.bin": os.urandom(3 * MIB)})
+    ckpt("push", fourth, f"{store}/gsm8k@4").ok()
+    assert [r["step"] for r in ckpt("list", store, "--json").json] == [3, 4]
+    ckpt("undelete", f"{store}/gsm8k@1").failed(4)
+    ckpt("undelete", f"{store}/gsm8k@2").ok()
+    ckpt("verify", store, "--deep").ok()
+
+
+def test_a_push_that_cannot_fit_writes_nothing(place: Path, small: Path) -> None:
+    store = small / "store"
+    ckpt("push", fill(place / "first", {"a.bin": b"a" * 9000}), f"{store}/gsm8k@1").ok()
+    before = contents(store)
+    large = fill(place / "large", {"a.bin": os.urandom(9 * MIB)})
+    ckpt("push", large, f"{store}/gsm8k@2").failed(8, "no space left", "are to be stored", "prune")
+    after = contents(store)
+    assert {k for k in after if k.endswith("/a.bin")} == {k for k in before if k.endswith("/a.bin")}
+    assert sum(map(len, after.values())) - sum(map(len, before.values())) < 10_000

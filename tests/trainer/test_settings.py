@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from ckptstore.errors import NotFoundError, UsageError
+from ckptstore.maintenance import Policy
 from trainer.aliases_openrlhf import FLAGS, RULES, canonical
 from trainer.aliases_verl import VERL as VERL_RULES
+from trainer.checkpointing import retention_policy
 from trainer.checks import check_ranks
 from trainer.config import Config
 from trainer.merging import Merged
@@ -450,20 +452,30 @@ def test_values_that_can_be_are_taken(line: str) -> None:
     load_config(line.split())
 
 
+def test_retention() -> None:
+    config, _ = load_config([])
+    assert retention_policy(config.storage) is None, "all is kept unless something else is said"
+    given = "storage.keep_last=3 storage.keep_every=10 storage.max_size=5GiB storage.keep_best=2"
+    config, _ = load_config(f"{given} storage.best_metric=val/reward:max".split())
+    assert retention_policy(config.storage) == Policy(
+        keep_last=3, keep_every=10, keep_best=2, max_size=5 * 2**30
+    )
+    message = refusal("storage.max_size=many")
+    assert message.startswith("storage.max_size: 'many' is no amount of bytes")
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("arguments", "rules"),
     [
-        "storage.mirrors=[/m]",
-        "storage.keep_last=3",
-        "storage.keep_every=3",
-        "storage.keep_best=3",
-        "storage.max_size=5GiB",
+        ("trainer.max_actor_ckpt_to_keep=2", {"keep_last": 2}),
+        ("--max_ckpt_num 4", {"keep_last": 4}),
+        ("--max_ckpt_mem 2 --max_ckpt_num 4", {"keep_last": 4, "max_size": 2 * 2**30}),
+        ("--max_ckpt_mem 100000000 --max_ckpt_num 4", {"keep_last": 4}),
     ],
 )
-def test_what_this_version_does_not_have_is_refused_and_named(line: str) -> None:
-    message = refusal(line)
-    assert message.startswith(line.partition("=")[0])
-    assert "is not part of this version" in message
+def test_retention_in_others_words(arguments: str, rules: dict[str, int]) -> None:
+    config, _ = load_config(arguments.split())
+    assert retention_policy(config.storage) == Policy(**rules)  # type: ignore[arg-type]
 
 
 def test_ranks_that_cannot_share_an_engine_are_refused() -> None:
