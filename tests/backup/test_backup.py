@@ -563,15 +563,26 @@ def test_a_run_that_is_terminated_says_so(place: Path, hook: Hook) -> None:
     backup().ok()
 
 
-def test_another_host_with_the_job_excludes_this_one(place: Path) -> None:
+def test_on_one_host_it_is_held_whatever_the_stores_say(place: Path) -> None:
     verl(place, 3)
-    job(place, to=["./a", "./b"])
+    job(place)
+    with JobState(load_job("nightly")).locked():
+        backup().failed(6, f"running already on this host (process {os.getpid()})")
+        assert not (place / "a").exists()
+    backup().ok()
+
+
+def test_another_host_with_the_job_excludes_this_one(place: Path, hook: Hook) -> None:
+    verl(place, 3)
+    job(place, to=["./a", "./b"], ping_env="CKPT_PING_URL")
     other = open_store(str(place / "b"))
     other.create()
     held = HeldJob(other, "nightly", "gsm8k")
     with pytest.raises(JobRunningError, match=f"process {os.getpid()}"):
         run_job(load_job("nightly"))
     assert not list((place / "a" / ".jobs").iterdir())
+    assert hook.paths() == []
+    assert JobState(load_job("nightly")).history() == []
     elsewhere = HeldJob(other, "nightly", "another-run")
     held.release()
     backup().ok()

@@ -115,7 +115,8 @@ def test_twice_is_once_and_the_others_lines_stay(place: Path, crontab: Path) -> 
     assert crontab.read_text() == first
     install("--every", "1h").ok()
     assert len(crontab.read_text().splitlines()) == len(first.splitlines())
-    crontab.write_text(crontab.read_text() + "5 5 * * * later\n")
+    twice = crontab.read_text() + "".join(crontab.read_text().splitlines(keepends=True)[-2:])
+    crontab.write_text(f"{twice}5 5 * * * later\n")
     install("--every", "6h").ok()
     assert crontab.read_text() == first + "5 5 * * * later\n"
     ckpt("schedule", "remove", "nightly").ok()
@@ -254,6 +255,7 @@ def test_systemd_takes_the_units(
     ours = [line for line in done.stderr.splitlines() if "ckpt" in line]
     assert (done.returncode, ours) == (0, [])
     assert ("Persistent=true" in units[1].read_text()) == (args[1] != "7h")
+    assert f"WorkingDirectory={place}/my %% project's " in units[0].read_text()
     assert stat.S_IMODE(units[0].stat().st_mode) == 0o644
 
 

@@ -115,6 +115,10 @@ def test_a_directory_that_is_being_removed_is_left(tmp_path: Path) -> None:
     (old / "actor" / "model_world_size_2_rank_1.pt").unlink()
     os.utime(old / "actor", (NOW - 1, NOW - 1))
     assert steps(look(tmp_path)) == [100]
+    age(old, 5500)
+    assert steps(look(tmp_path)) == [50, 100]
+    os.utime(old, (NOW - 1, NOW - 1))
+    assert steps(look(tmp_path)) == [100]
 
 
 def test_a_rank_that_is_missing_or_empty(tmp_path: Path) -> None:

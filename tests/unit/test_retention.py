@@ -254,7 +254,7 @@ def test_a_strange_time_never_deletes_the_newest(store: Store, created: str) -> 
     for checkpoint in saved(store, 1, 2):
         rewrite_record(checkpoint, created=created)
     for rules in ({"keep_within": 60.0}, {"keep_daily": 1}, {"keep_hourly": 3, "keep_monthly": 1}):
-        prune(store, RUN, Policy(**rules))  # type: ignore[arg-type]
+        prune(store, RUN, Policy(**rules))
         assert steps(store)[-1] == 2
 
 
