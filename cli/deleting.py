@@ -41,7 +41,7 @@ def delete(
     grace: _Grace = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also the newest, the best, the last verified one."),
+        typer.Option("--force", help="Also what is guarded, but for pins."),
     ] = False,
     store: StoreOption = None,
     yes: YesOption = False,
@@ -51,9 +51,9 @@ def delete(
 ) -> None:
     """Move checkpoints to the trash, where they stay until their grace period has ended.
 
-    The newest, the best and the last verified checkpoint of a run are kept unless --force says
-    otherwise; a pinned one is always kept. `ckpt undelete` brings one back, `ckpt gc` removes what
-    has been in the trash for long enough.
+    The newest, the best and the last verified checkpoint of a run, and what a mirror lacks, are
+    kept unless --force says otherwise; a pinned one is always kept. `ckpt undelete` brings one
+    back, `ckpt gc` removes what has been in the trash for long enough.
     """
     from ckptstore.deleting import check_guards
     from ckptstore.durations import spell_duration

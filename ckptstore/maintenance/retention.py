@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ckptstore.catalog import Catalog
+from ckptstore.catalog import Catalog, HeldLease
 from ckptstore.deleting import delete
 from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError
 from ckptstore.layout import Name, check_run
@@ -108,8 +108,11 @@ def plan_prune(
     """What :func:`prune` would do; nothing is changed. Raises what that does."""
     catalog = store.catalog
     catalog.require_run(check_run(run))
-    others = _other_bytes(catalog, run) if policy.max_size is not None else 0
+    directories, leases = catalog.directories(run), catalog.leases(run)
     view = RunView.of(catalog, run, owed=True)
+    others = 0
+    if policy.max_size is not None:
+        others = _other_bytes(catalog, run, directories, leases, {f.name for f in view.found})
     candidates = _candidates(catalog, run, view, sizes=policy.max_size is not None)
     if now is None:
         now = _now(catalog) if policy.keep_within is not None else 0.0
@@ -160,11 +163,19 @@ def _now(catalog: Catalog) -> float:
         return time.time()
 
 
-def _other_bytes(catalog: Catalog, run: str) -> int:
-    """What the run takes beside its checkpoints and stays: trash, and what dead saves left."""
-    directories = catalog.directories(run)
-    leases = catalog.leases(run)
-    committed = {f.name for f in RunView.of(catalog, run).found}
+def _other_bytes(
+    catalog: Catalog,
+    run: str,
+    directories: Sequence[Name],
+    leases: Sequence[HeldLease],
+    committed: set[Name],
+) -> int:
+    """What the run takes beside its checkpoints and stays: trash, and what dead saves left.
+
+    Args:
+        catalog, run: Where.
+        directories, leases, committed: What the run has, read in this order.
+    """
     now = _now(catalog)
     trash = trashed(catalog, run, now)
     known = committed | {t.name for t in trash}

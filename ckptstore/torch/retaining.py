@@ -99,7 +99,8 @@ class Retention:
         try:
             freed = empty_trash(self._store.catalog, self._run)
             if self._policy is not None:
-                result = prune(self._store, self._run, replace(self._policy, owed_limit=0))
+                at_once = replace(self._policy, owed_limit=0, grace=0.0)
+                result = prune(self._store, self._run, at_once)
                 freed += result.freed
                 self._tell(result.warnings)
         except CkptError as error:
