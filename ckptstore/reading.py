@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from ckptstore.advice import what_to_do
 from ckptstore.backends.base import Reader, Writer
 from ckptstore.catalog import Catalog
 from ckptstore.errors import CkptError, Damage, IntegrityError, NotFoundError, printable
@@ -109,11 +110,11 @@ class Checkpoint:
             try:
                 self._manifest = self.catalog.manifest(self.run, self.commit)
             except IntegrityError:
-                self._check_present()
+                self.check_present()
                 raise
         return self._manifest
 
-    def _check_present(self) -> None:
+    def check_present(self) -> None:
         """Raise :class:`NotFoundError` when what looks damaged was only deleted meanwhile."""
         found = self.catalog.find(self.run, self.name)
         if found is None or found.is_void:
@@ -226,25 +227,50 @@ class Checkpoint:
                 damage.append(Damage(entry.path, 0, 0, f"size is {size}, must be {entry.size}"))
         return tuple(damage)
 
+    def checksum_check(self) -> tuple[Damage, ...]:
+        """Compare the checksums that the storage keeps with the manifest's, reading no content.
+
+        One request a file, where the storage keeps checksums and the manifest knows the file's;
+        elsewhere nothing is found. A file that is missing or of another size is not this look's.
+        """
+        backend = self.catalog.backend
+        if not backend.capabilities.keeps_checksums:
+            return ()
+
+        def differs(entry: FileEntry) -> bool:
+            try:
+                kept = backend.checksum(self.key(entry.path))
+            except NotFoundError:
+                return False
+            return kept is not None and kept != entry.crc64nvme
+
+        known = [e for e in self.files if e.crc64nvme is not None]
+        found = self.catalog.each(differs, known)
+        bad = [entry for entry, differs in zip(known, found, strict=True) if differs]
+        return tuple(Damage(e.path, 0, 0, "the stored checksum differs") for e in bad)
+
     def damaged_error(self, damage: tuple[Damage, ...]) -> IntegrityError:
         """The error that says what is damaged, and what to do."""
         more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
         return IntegrityError(
             f"{self.ref} is damaged: {damage[0]}{more}",
-            hint=f"the newest intact checkpoint: ckpt resume-info {self.run}@latest "
-            f"--store {self.catalog.uri}",
+            hint=what_to_do(self.catalog, self.run, self.ref),
             damage=damage,
         )
 
-    def report_damage(self, damage: tuple[Damage, ...], *, deep: bool) -> None:
+    def report_damage(self, damage: tuple[Damage, ...], *, deep: bool, whole: bool = False) -> None:
         """Leave a mark of what was found damaged, where the store can be written.
+
+        Args:
+            damage: What was found.
+            deep, whole: See :func:`ckptstore.marks.note_damage`.
 
         Raises:
             NotFoundError: the checkpoint is not damaged but was deleted meanwhile.
         """
-        self._check_present()
+        self.check_present()
         try:
-            note_damage(self.catalog, self.run, self.name, damage, deep=deep)
+            note_damage(self.catalog, self.run, self.name, damage, deep=deep, whole=whole)
         except CkptError as error:  # the damage itself is the news
             log.warning("that %s is damaged was not noted in the store: %s", self.ref, error)
         self._standing = None

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ckptstore.advice import repair_command
 from ckptstore.catalog import Found
 from ckptstore.errors import IntegrityError, NotFoundError
 from ckptstore.layout import Name
@@ -23,10 +24,15 @@ class PassedOver:
     Attributes:
         name: Which one.
         reason: Why not, for people.
+        repair: The command that repairs it; ``None`` when it is not damaged.
     """
 
     name: Name
     reason: str
+    repair: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.reason} (repair it: {self.repair})" if self.repair else self.reason
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class ResumePlan:
         raise IntegrityError(
             f"run {self.run!r} has {self.commits} checkpoint(s) and none is intact; "
             f"the newest, {first.name}: {first.reason}",
-            hint=f"look at each: ckpt verify {self.run}@{first.name} --deep",
+            hint=first.repair or f"look at each: ckpt verify {self.run}@{first.name} --deep",
         )
 
 
@@ -106,15 +112,15 @@ def plan_resume(
         if found is not None and not found.is_void:
             commits += 1
             if refused is not None and name in refused:
-                passed.append(PassedOver(name, refused[name]))
+                passed.append(_damaged(store, run, name, refused[name]))
                 continue
             checkpoint, reason = _judge(store, run, found, deep, progress, cancel)
             if reason is None:
                 return ResumePlan(run, checkpoint, tuple(passed), commits)
-            passed.append(PassedOver(name, reason))
+            passed.append(_damaged(store, run, name, reason))
         elif name in lost:
             commits += 1
-            passed.append(PassedOver(name, "has lost its record"))
+            passed.append(_damaged(store, run, name, "has lost its record"))
         elif name in unfinished:
             passed.append(PassedOver(name, "was never committed"))
     return ResumePlan(run, None, tuple(passed), commits)
@@ -133,7 +139,18 @@ def plan_from(store: Store, ref: Ref, *, deep: bool = False) -> ResumePlan:
     _, reason = _judge(store, ref.run, found, deep, None, None)
     if reason is None:
         return ResumePlan(ref.run, checkpoint, (), 1)
-    return ResumePlan(ref.run, None, (PassedOver(checkpoint.name, reason),), 1)
+    passed = (_damaged(store, ref.run, checkpoint.name, reason),)
+    return ResumePlan(ref.run, None, passed, 1)
+
+
+def _damaged(store: Store, run: str, name: Name, reason: str) -> PassedOver:
+    """One that a repair may bring back; not what was deleted meanwhile."""
+    if reason == _DELETED:
+        return PassedOver(name, reason)
+    return PassedOver(name, reason, repair_command(store.catalog, f"{run}@{name}"))
+
+
+_DELETED = "was deleted meanwhile"
 
 
 def _judge(
@@ -152,9 +169,9 @@ def _judge(
         notes = checkpoint.standing.damage
         return None, f"damaged: {notes[0].path}: {notes[0].reason}" if notes else "damaged"
     try:
-        result = verify(checkpoint, deep=deep, progress=progress, cancel=cancel)
+        result = verify(checkpoint, deep=deep, checksums=False, progress=progress, cancel=cancel)
     except NotFoundError:
-        return None, "was deleted meanwhile"
+        return None, _DELETED
     if result.ok:
         return checkpoint, None
     return None, f"damaged: {result.damage[0]}"

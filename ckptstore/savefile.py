@@ -66,7 +66,7 @@ class SaveFile(io.RawIOBase):
         with memoryview(self._buffer) as view:
             self._writer.write(self._offset, view)
         self._offset += len(self._buffer)
-        self._buffer.clear()
+        self._buffer = bytearray()  # not cleared: a client may hold a view of what it has sent
 
     def close(self) -> None:
         """Complete the file."""

@@ -110,11 +110,26 @@ def step_of(source: Scan) -> int:
     Raises:
         UsageError: it does not say, or says two things.
     """
+    said = said_step(source)
+    if said is None:
+        raise _unknown_step(source, "does not say")
+    return said
+
+
+def said_step(source: Scan) -> int | None:
+    """The same, and ``None`` when the directory does not say.
+
+    Raises:
+        UsageError: it says two things.
+    """
     said = {step for step in (_step_in_state(source), _step_in_name(source)) if step is not None}
-    if len(said) == 1:
-        return said.pop()
-    problem = f"says both {' and '.join(map(str, sorted(said)))}" if said else "does not say"
-    raise UsageError(
+    if len(said) > 1:
+        raise _unknown_step(source, f"says both {' and '.join(map(str, sorted(said)))}")
+    return said.pop() if said else None
+
+
+def _unknown_step(source: Scan, problem: str) -> UsageError:
+    return UsageError(
         f"{printable(source.root)} {problem} which step it is", hint="give the step: RUN@STEP"
     )
 

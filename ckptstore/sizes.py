@@ -1,4 +1,4 @@
-"""Amounts of bytes as people write them."""
+"""Amounts of bytes, and shares, as people write them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,16 @@ def parse_size(text: str) -> int:
             f"{printable(text[:40])!r} is no amount of bytes", hint="for example: 500GiB, 1.5TB"
         )
     return size
+
+
+def parse_share(text: str) -> float:
+    """A share in a text such as ``5%``, ``12.5%`` or ``0.05``: more than 0, at most 1.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{printable(text[:40])!r} is no share", hint="for example: 5% or 0.05")
+    return share

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptstore import deleting, listing, marks
+from ckptstore.advice import what_to_do
 from ckptstore.backends import open_backend
 from ckptstore.backends.base import Backend
 from ckptstore.catalog import Catalog, Found
@@ -277,8 +278,7 @@ class Store:
             assert found.problem is not None
             raise IntegrityError(
                 str(found.problem),
-                hint=found.problem.hint
-                or f"what is intact: ckpt resume-info {run}@latest --store {self.uri}",
+                hint=found.problem.hint or what_to_do(self.catalog, run, f"{run}@{found.name}"),
             )
         newest = self.catalog.newest(run, found.name.step)
         names = {found.name.step: newest.name} if newest is not None else {}

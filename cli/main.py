@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import (
+    backup,
     deleting,
     diff,
     doctor,
@@ -16,7 +17,9 @@ from cli import (
     prune,
     pull,
     push,
+    repair,
     resume_info,
+    schedule,
     setup,
     show,
     verify,
@@ -61,6 +64,7 @@ _COMMANDS = (
     ("show", show.show, "ckpt show /data/ckpts/gsm8k@500"),
     ("diff", diff.diff, "ckpt diff gsm8k@400 gsm8k@500 --store /data/ckpts"),
     ("verify", verify.verify, "ckpt verify /data/ckpts/gsm8k@500 --deep"),
+    ("repair", repair.repair, "ckpt repair /data/ckpts/gsm8k@500 --from s3://bucket/ckpts"),
     ("delete", deleting.delete, "ckpt delete /data/ckpts/gsm8k@100"),
     ("undelete", deleting.undelete, "ckpt undelete /data/ckpts/gsm8k@100"),
     ("pin", marking.pin, "ckpt pin /data/ckpts/gsm8k@500"),
@@ -68,6 +72,7 @@ _COMMANDS = (
     ("prune", prune.prune, "ckpt prune /data/ckpts gsm8k --keep-last 3 --keep-best 1 --dry-run"),
     ("gc", deleting.gc, "ckpt gc /data/ckpts --dry-run"),
     ("mirror", mirror.mirror, "ckpt mirror /data/ckpts s3://bucket/ckpts"),
+    ("backup", backup.backup, "ckpt backup nightly --quiet"),
     ("resume-info", resume_info.resume_info, "ckpt resume-info /data/ckpts/gsm8k@latest"),
     ("doctor", doctor.doctor, "ckpt doctor /data/ckpts"),
     ("init", setup.init, "ckpt init /data/ckpts"),
@@ -76,3 +81,5 @@ _COMMANDS = (
 
 for _name, _function, _example in _COMMANDS:
     app.command(_name, epilog=f"Example: {_example}")(_function)
+
+app.add_typer(schedule.app, name="schedule")

@@ -152,7 +152,13 @@ def open_ref(text: str, given: str | None, *, selector_optional: bool = False) -
 def store_and_run(
     first: str | None, second: str | None, given: str | None
 ) -> tuple[Store, str | None]:
-    """What ``[STORE] [RUN]`` mean.
+    """What ``[STORE] [RUN]`` mean, the store opened."""
+    uri, run = uri_and_run(first, second, given)
+    return open_store(uri), run
+
+
+def uri_and_run(first: str | None, second: str | None, given: str | None) -> tuple[str, str | None]:
+    """What ``[STORE] [RUN]`` mean; nothing is opened.
 
     A single argument is a store, except that a word without a slash is a run where a store is
     given by option or configuration.
@@ -163,12 +169,12 @@ def store_and_run(
     if given is not None:
         if second is not None or (first is not None and not is_run(first)):
             raise UsageError("a store is given twice", hint="give it as an argument or by --store")
-        return open_store(given), check_run(first) if first is not None else None
+        return given, check_run(first) if first is not None else None
     if second is not None:
-        return open_store(first), check_run(second)
+        return store_uri(first), check_run(second)
     if first is not None and is_run(first) and configured_store() and not os.path.isdir(first):
-        return open_store(None), first
-    return open_store(first), None
+        return store_uri(None), first
+    return store_uri(first), None
 
 
 def threads(given: int | None) -> int | None:

@@ -34,9 +34,10 @@ class Output:
         print(json.dumps(value, indent=2 if is_terminal(sys.stdout) else None))
 
     def line(self, text: str) -> None:
-        """A line that tells what was done; it is not data."""
+        """A line that tells what was done; it is not data. It is shown at once."""
         if not self.quiet and not self.json:
-            print(printable(text))
+            _clear_bar()
+            print(printable(text), flush=True)
 
     def note(self, text: str) -> None:
         """A remark beside the data."""
@@ -66,10 +67,22 @@ class Output:
             TransferSpeedColumn(),
             TimeRemainingColumn(compact=True),
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        # Each stream stays what it is: a line for stdout must not be sent to the bar's stream.
+        shown = Progress(
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with shown as progress:
             short = what if len(what) <= 30 else f"…{what[-29:]}"
             task = progress.add_task(printable(short), total=total)
-            yield lambda count: progress.advance(task, count)
+            _bars.append(True)
+            try:
+                yield lambda count: progress.advance(task, count)
+            finally:
+                _bars.pop()
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[str], None] | None]:
@@ -132,6 +145,15 @@ _STYLES = {
 }
 
 
+_bars: list[bool] = []
+
+
+def _clear_bar() -> None:
+    """Take the progress bar off its line, which is written to next; it comes back by itself."""
+    if _bars and sys.stderr is not None:
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether it is a terminal; a closed stream is ``None`` in Python."""
     return stream is not None and stream.isatty()
@@ -139,9 +161,15 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def show_error(message: str, hint: str | None = None) -> None:
     """The error on stderr, and after a blank line what to do about it."""
+    _clear_bar()
     print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
-        print(f"\nhint: {printable(hint)}", file=sys.stderr)
+        show_hint(hint)
+
+
+def show_hint(hint: str) -> None:
+    """What to do, on stderr after a blank line."""
+    print(f"\nhint: {printable(hint)}", file=sys.stderr)
 
 
 def size(count: int) -> str:

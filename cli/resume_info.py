@@ -40,13 +40,20 @@ def resume_info(
                 "step": chosen.step if chosen else None,
                 "commits": plan.commits,
                 "passed_over": [
-                    {"name": str(p.name), "step": p.name.step, "reason": p.reason}
+                    {
+                        "name": str(p.name),
+                        "step": p.name.step,
+                        "reason": p.reason,
+                        "repair": p.repair,
+                    }
                     for p in plan.passed_over
                 ],
             }
         )
     for passed in plan.passed_over:
         out.line(f"passed over {plan.run}@{passed.name.step} ({passed.name}): {passed.reason}")
+        if passed.repair is not None:
+            out.note(f"repair it: {passed.repair}")
     if chosen is not None:
         out.line(f"a resume takes {chosen.ref} ({chosen.name})")
     plan.require()

@@ -221,7 +221,7 @@ class Session:
         """The plan, and what it passes over, to be told once the console is there."""
         assert self._origin is not None
         plan = self._origin.plan(refused)
-        self._passed_over = [f"passed over {p.name}: {p.reason}" for p in plan.passed_over]
+        self._passed_over = [f"passed over {p.name}: {p}" for p in plan.passed_over]
         return plan
 
     def _start_tracking(

@@ -308,6 +308,21 @@ class Backend(ABC):
             ConflictError: ``target`` exists.
         """
 
+    def copy_over(self, source: str, target: str, *, executable: bool = False) -> CopyKind | None:
+        """Put the bytes of ``source`` in place of what is at ``target``, in one step.
+
+        Only where several names can share the bytes on one machine's disk, and for a ``target``
+        that was found damaged.
+
+        Returns:
+            How; ``None`` when it cannot be done here without moving bytes (nothing was changed).
+
+        Raises:
+            NotFoundError: there is no ``source``.
+        """
+        del source, target, executable
+        return None
+
     def take(self, source: str, target: str) -> bool:
         """Give an object another key, which must be free; nothing is left at the old one.
 

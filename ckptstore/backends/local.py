@@ -42,6 +42,8 @@ from ckptstore.errors import (
     printable,
     translate_os_errors,
 )
+from ckptstore.ids import random_letters
+from ckptstore.layout import TEMPORARY_PREFIX
 from ckptstore.uri import StoreURI
 
 Dedupe = Literal["reflink", "link", "none"]
@@ -298,6 +300,23 @@ class LocalBackend(Backend):
                     return None
                 raise
         return "link"
+
+    def copy_over(self, source: str, target: str, *, executable: bool = False) -> CopyKind | None:
+        """See :class:`Backend`."""
+        directory, slash, _ = target.rpartition("/")
+        aside = f"{directory}{slash}{TEMPORARY_PREFIX}{random_letters()}"
+        kind = self.copy(source, aside, executable=executable)
+        if kind is None:
+            return None
+        from_path, path = self._path(aside), self._path(target)
+        with translate_os_errors(path):
+            try:
+                os.rename(from_path, path)
+            finally:
+                with suppress(FileNotFoundError):  # two names of one file: a rename does nothing
+                    os.unlink(from_path)
+            sync_directory(os.path.dirname(path))
+        return kind
 
     @staticmethod
     def _reflink(source: str, target: str, executable: bool) -> bool:

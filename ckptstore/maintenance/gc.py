@@ -23,7 +23,7 @@ from ckptstore.errors import (
     NotFoundError,
     PartialError,
 )
-from ckptstore.layout import Name, RunKeys, is_temporary
+from ckptstore.layout import REPAIR_PREFIX, Name, RunKeys, is_temporary
 from ckptstore.leases import STALE_SECONDS, is_copy, is_live
 from ckptstore.marks import standing
 from ckptstore.records import Trash, Void, decode_any_record
@@ -170,6 +170,7 @@ class _Collection:
         for key in (self.name, keys.commits, keys.trash, keys.leases, keys.lives):
             yield from _stray(self.catalog, key, self.now, self.grace, self.dry_run)
         for marked in self.catalog.backend.list(self.keys.marks):
+            yield from self._repairs(marked.key)
             yield from _stray(self.catalog, marked.key, self.now, self.grace, self.dry_run)
             yield from self._marks(marked.key, directories, records)
 
@@ -181,6 +182,20 @@ class _Collection:
             return self.catalog.find_trash(self.name, name)
         except IntegrityError:
             return None, b""
+
+    def _repairs(self, key: str) -> Iterator[GcAction]:
+        """Temporaries in a checkpoint's directory: a repair that was killed left its sign."""
+        name = Name.parse(key.rpartition("/")[2])
+        signs = (e.key.rpartition("/")[2] for e in self.catalog.backend.list(key))
+        if name is None or not any(sign.startswith(REPAIR_PREFIX) for sign in signs):
+            return
+        least = max(self.grace, STALE_SECONDS)
+        root = self.keys.directory(name)
+        for entry in self.catalog.backend.list(root, recursive=True):
+            if is_temporary(entry.key) and self.now - entry.modified >= least:
+                if not self.dry_run:
+                    self.catalog.backend.delete([entry.key])
+                yield GcAction(entry.key, True, "left over from a repair", max(0, entry.size))
 
     def _marks(
         self, key: str, directories: Sequence[Name], records: Mapping[Name, Found]

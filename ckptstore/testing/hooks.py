@@ -99,6 +99,14 @@ class HookedBackend(Backend):
             "copy", target, lambda: self.inner.copy(source, target, executable=executable)
         )
 
+    def copy_over(self, source: str, target: str, *, executable: bool = False) -> CopyKind | None:
+        """See :class:`Backend`."""
+        return self.around(
+            "copy_over",
+            target,
+            lambda: self.inner.copy_over(source, target, executable=executable),
+        )
+
     def take(self, source: str, target: str) -> bool:
         """See :class:`Backend`."""
         return self.around("take", target, lambda: self.inner.take(source, target))

@@ -19,6 +19,7 @@ COMMANDS = (
     "show",
     "diff",
     "verify",
+    "repair",
     "delete",
     "undelete",
     "pin",
@@ -26,36 +27,45 @@ COMMANDS = (
     "prune",
     "gc",
     "mirror",
+    "backup",
     "resume-info",
     "doctor",
     "init",
     "config",
 )
+GROUPED = ("schedule install", "schedule list", "schedule remove")
 
 
 def test_every_command_is_known_here() -> None:
     assert sorted(c.name or "" for c in app.registered_commands) == sorted(COMMANDS)
+    grouped = [
+        f"{group.name} {command.name}"
+        for group in app.registered_groups
+        if group.typer_instance is not None
+        for command in group.typer_instance.registered_commands
+    ]
+    assert sorted(grouped) == sorted(GROUPED)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + GROUPED)
 def test_help_says_what_it_does_and_shows_an_example(command: str) -> None:
-    ran = ckpt(command, "--help", env={"COLUMNS": "200"}).ok()
+    ran = ckpt(*command.split(), "--help", env={"COLUMNS": "200"}).ok()
     assert f"Usage: ckpt {command}" in ran.words
     assert "Example: " in ran.words
     assert f"ckpt {command}" in ran.words.partition("Example: ")[2]
-    assert ckpt(command, "-h", env={"COLUMNS": "200"}).ok().out == ran.out
+    assert ckpt(*command.split(), "-h", env={"COLUMNS": "200"}).ok().out == ran.out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + GROUPED)
 def test_json_and_quiet_mean_the_same_everywhere(command: str) -> None:
-    words = ckpt(command, "--help", env={"COLUMNS": "200"}).ok().words
+    words = ckpt(*command.split(), "--help", env={"COLUMNS": "200"}).ok().words
     assert "--json Print one JSON document." in words
     assert "--quiet -q Print nothing but errors." in words
 
 
 def test_help_lists_the_commands_and_the_exit_codes() -> None:
     ran = ckpt("--help", env={"COLUMNS": "200"}).ok()
-    for command in COMMANDS:
+    for command in (*COMMANDS, "schedule"):
         assert f" {command} " in ran.words
     for code in ("2 usage", "4 not found", "5 integrity", "6 conflict", "7 access", "8 temporary"):
         assert code in ran.words

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptstore import open_store
+from ckptstore.mirrors import expect_mirror
 from tests.cli.support import (
     STRICT,
     Ran,
@@ -154,3 +156,32 @@ def test_diff_marks_damage(store: Path) -> None:
 def test_diff_with_what_is_not_there(place: Path, store: Path) -> None:
     ckpt("diff", f"{store}/gsm8k@500", place / "nope").failed(4)
     ckpt("diff", f"{store}/gsm8k@501", f"{store}/gsm8k@500").failed(4)
+
+
+def test_a_sample_reads_what_was_never_read_first(store: Path) -> None:
+    ckpt("verify", f"{store}/gsm8k@400", "--deep").ok()
+    assert ckpt("verify", store, "--sample", "5%").ok().out.startswith("gsm8k@500 is intact, ")
+    ran = ckpt("verify", store, "--sample", "0.05", "--json").ok()
+    assert [c["ref"] for c in ran.json["checkpoints"]] == ["gsm8k@400"]
+    assert "nothing is due" in ckpt("verify", store, "--max-age", "7d").ok().err
+    assert "2 checkpoints" in ckpt("verify", store, "--max-duration", "0").ok().err
+    assert len(ckpt("verify", store, "--max-duration", "1h").ok().out.splitlines()) == 2
+    ckpt("verify", f"{store}/gsm8k@500", "--sample", "100%").ok()
+
+
+@pytest.mark.parametrize("share", ["0", "0%", "101%", "half", "-5%"])
+def test_a_sample_that_is_no_share(store: Path, share: str) -> None:
+    ckpt("verify", store, f"--sample={share}").failed(2)
+
+
+def test_damage_is_reported_with_the_command_that_repairs_it(store: Path) -> None:
+    flip(directory_of(store) / "model.bin", 9)
+    ran = ckpt("verify", f"{store}/gsm8k@500", "--deep")
+    ran.failed(5, f"hint: ckpt repair gsm8k@500 --store {store} --from STORE")
+    expect_mirror(open_store(str(store)).catalog, "s3://bucket/ckpts")
+    ran = ckpt("verify", store)
+    ran.failed(5, f"hint: ckpt repair gsm8k@500 --store {store} --from s3://bucket/ckpts")
+    flip(directory_of(store, index=0) / "model.bin", 9)
+    ckpt("verify", store, "--deep").failed(5, f"ckpt repair {store} gsm8k --from s3://bucket/ckpts")
+    pulled = ckpt("pull", f"{store}/gsm8k@500", "dest")
+    pulled.failed(5, f"ckpt repair gsm8k@500 --store {store} --from s3://bucket/ckpts")

@@ -191,3 +191,17 @@ def test_files_can_be_written_side_by_side() -> None:
             a.write(b"a%d" % i)
             b.write(b"b%d" % i)
     assert content(store.get(RUN, step=1)) == {"a": b"a0a1a2a3a4", "b": b"b0b1b2b3b4"}
+
+
+def test_a_client_that_still_holds_a_view_of_what_it_has_sent_is_no_error() -> None:
+    class Holding(Target):
+        def write(self, offset: int, data: memoryview) -> None:
+            super().write(offset, data)
+            self.held = data[:10]
+
+    target = Holding()
+    f, completed = opened(target)
+    f.write(FILLER)
+    f.close()
+    assert target.data == FILLER
+    assert len(completed) == 1

@@ -11,7 +11,7 @@ from ckptstore.errors import AccessDeniedError, CkptError, NotFoundError, UsageE
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
 from ckptstore.maintenance.mirror.pairing import where
-from ckptstore.maintenance.mirror.passes import mirror
+from ckptstore.maintenance.mirror.passes import mirror, note_failure
 from ckptstore.maintenance.mirror.several import Outcome
 from ckptstore.mirrors import expect_mirror
 from ckptstore.store import Store
@@ -87,15 +87,19 @@ class Follower:
         return outcome
 
     def _pass(self) -> Outcome:
+        source = None
         try:
             if self._pair is None:
                 source = self._open_source()
                 self._expect(source)
                 self._pair = (source, self._open_target())
+            source = self._pair[0]
             result = mirror(*self._pair, self._how, self._memory)
         except UsageError:
             raise
         except CkptError as error:
+            if source is not None:
+                note_failure(source, self._name, error)
             return Outcome(self._name, None, error)
         return Outcome(self._name, result, result.failure)
 

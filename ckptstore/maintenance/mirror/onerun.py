@@ -32,12 +32,14 @@ class Memory:
 
     Attributes:
         own_marks, damage: See :class:`Marks`.
-        unwritable: The source cannot be written, and that was said.
+        unwritable: The source cannot be written: it is not tried again.
+        said_unnoted: It was said that something could not be noted in the source.
     """
 
     own_marks: set[str] = field(default_factory=set)
     damage: dict[frozenset[str], bool] = field(default_factory=dict)
     unwritable: bool = False
+    said_unnoted: bool = False
 
 
 class RunPass:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from ckptstore import mirrors
 from ckptstore.deleting import delete
@@ -18,7 +19,7 @@ from ckptstore.errors import (
 from ckptstore.layout import Name
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory, RunPass
-from ckptstore.maintenance.mirror.pairing import check_pair
+from ckptstore.maintenance.mirror.pairing import check_pair, where
 from ckptstore.maintenance.mirror.results import Lag, MirrorResult, Skipped
 from ckptstore.mirrors import Mirror
 from ckptstore.reading import Checkpoint
@@ -66,6 +67,7 @@ class _Pass:
         self.sent = 0
         self.behind = Lag()
         self.failure: CkptError | None = None
+        self.target_id: str | None = None
 
     def run(self) -> MirrorResult:
         runs = self._runs()
@@ -75,7 +77,7 @@ class _Pass:
         else:
             self.noted = self._expect(note)
             self.target.catalog.create()
-            self.target.catalog.require_writable()
+            self.target_id = self.target.catalog.require_writable().store
         for run in runs:
             if self.how.ending:
                 break
@@ -126,8 +128,9 @@ class _Pass:
             return note
 
     def _cannot_note(self, error: CkptError) -> None:
-        if not self.memory.unwritable:
-            self.memory.unwritable = True
+        self.memory.unwritable = isinstance(error, AccessDeniedError)
+        if not self.memory.said_unnoted:
+            self.memory.said_unnoted = True
             log.warning(
                 "%s cannot be written (%s): retention there does not know what %s lacks",
                 self.source.uri,
@@ -153,8 +156,9 @@ class _Pass:
         if problem is None and self.how.ending:
             return
         try:
-            store = self.target.id if self.target.exists else None
-            mirrors.note_attempt(self.source.catalog, self.noted, store=store, problem=problem)
+            mirrors.note_attempt(
+                self.source.catalog, self.noted, store=self.target_id, problem=problem
+            )
         except CkptError as error:
             self._cannot_note(error)
 
@@ -194,3 +198,11 @@ class _Pass:
             except (ConflictError, NotFoundError) as error:
                 if isinstance(error, ConflictError):
                     log.info("%s is kept in %s: %s", checkpoint.ref, self.target.uri, error)
+
+
+def note_failure(source: Store, uri: str, error: CkptError) -> None:
+    """Note in the source that a mirror could not be reached, if it is one that is known there."""
+    with suppress(CkptError):
+        for known in mirrors.known_mirrors(source.catalog):
+            if known.uri == where(uri) and known.note is not None:
+                mirrors.note_attempt(source.catalog, known, problem=str(error))

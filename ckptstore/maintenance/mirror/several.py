@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ckptstore.errors import CkptError
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
-from ckptstore.maintenance.mirror.passes import mirror
+from ckptstore.maintenance.mirror.passes import mirror, note_failure
 from ckptstore.maintenance.mirror.results import MirrorResult
 from ckptstore.store import Store
 
@@ -44,7 +44,7 @@ def mirror_each(
 
     Args:
         source: The store to copy from.
-        targets: For each, what to call it, and what opens it (which may fail).
+        targets: For each its URI, and what opens it (which may fail).
         how: See :class:`How`; a limit on bytes a second is for all together.
         memories: What earlier passes have learnt, one for each target.
     """
@@ -55,6 +55,7 @@ def mirror_each(
         try:
             result = mirror(source, open_target(), how, memory)
         except CkptError as error:
+            note_failure(source, name, error)
             return Outcome(name, None, error)
         return Outcome(name, result, result.failure)
 
