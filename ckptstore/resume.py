@@ -64,10 +64,11 @@ class ResumePlan:
         if self.commits == 0:
             raise NotFoundError(f"run {self.run!r} has no checkpoint")
         first = self.passed_over[0]
+        repair = f"repair it: {first.repair}; or " if first.repair is not None else ""
         raise IntegrityError(
             f"run {self.run!r} has {self.commits} checkpoint(s) and none is intact; "
             f"the newest, {first.name}: {first.reason}",
-            hint=first.repair or f"look at each: ckpt verify {self.run}@{first.name} --deep",
+            hint=f"{repair}look at each: ckpt verify {self.run}@{first.name} --deep",
         )
 
 

@@ -43,6 +43,11 @@ from ckptstore.transfer.throttle import ThrottledWriter
 log = logging.getLogger(__name__)
 
 
+_ended: set[str] = set()
+"""Writers of copies of this process that ended early; their leases may stand on the target, live,
+when it could not be reached then."""
+
+
 class BusyError(ConflictError):
     """Another mirror is copying this checkpoint."""
 
@@ -91,11 +96,12 @@ class _Copy:
         record, manifest = self._record(), self._manifest_bytes()
         older = [h for h in self.target.leases(source.run) if h.name == name]
         self._check_alone(older)
+        self.writer = writer_here(random_letters() + random_letters())
         self.lease = LeaseKeeper(
             self.target,
             source.run,
             name,
-            writer_here(random_letters() + random_letters()),
+            self.writer,
             copy_of=source.catalog.marker().store,
         )
         try:
@@ -141,7 +147,8 @@ class _Copy:
     def _check_alone(self, leases: Sequence[HeldLease]) -> None:
         now = self.backend.clock() if leases else 0.0
         for held in leases:
-            if is_live(held, now):
+            ours = held.lease is not None and held.lease.writer.id in _ended
+            if is_live(held, now) and not ours:
                 host = held.lease.writer.host if held.lease is not None else "another host"
                 raise BusyError(f"{self.source.ref} is being copied by another mirror on {host}")
 
@@ -261,6 +268,7 @@ class _Copy:
     def _leave(self) -> None:
         """Keep what was copied for the next pass."""
         self.lease.stop()
+        _ended.add(self.writer.id)
         try:
             self.target.check_alive()  # nothing is written where the store is not any more
             self.lease.abandon()

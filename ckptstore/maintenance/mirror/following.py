@@ -112,7 +112,8 @@ class Follower:
 
     def _say(self, outcome: Outcome) -> None:
         problem = _problem(outcome)
-        if problem == self._problem:
+        lacks = outcome.result is not None and outcome.result.behind.checkpoints > 0
+        if problem == self._problem or (problem is None and lacks):
             return
         self._problem = problem
         if problem is not None:
