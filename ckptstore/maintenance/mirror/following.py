@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ckptstore.errors import AccessDeniedError, CkptError, NotFoundError, UsageError
+from ckptstore.errors import AccessDeniedError, CkptError, UsageError
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
 from ckptstore.maintenance.mirror.pairing import where
-from ckptstore.maintenance.mirror.passes import mirror, note_failure
+from ckptstore.maintenance.mirror.passes import NothingYetError, mirror, note_failure
 from ckptstore.maintenance.mirror.several import Outcome
 from ckptstore.mirrors import expect_mirror
 from ckptstore.store import Store
@@ -75,7 +75,7 @@ class Follower:
                 self._told(outcome)
             if is_last or self._how.ending:
                 return outcome
-            failed = outcome.failure is not None and not _is_waiting(outcome.failure)
+            failed = outcome.failure is not None and not outcome.waits
             pause = min(max(pause * 2, 1.0), LONGEST_PAUSE) if failed else self._interval
             self._last.wait(pause)
 
@@ -98,7 +98,7 @@ class Follower:
         except UsageError:
             raise
         except CkptError as error:
-            if source is not None:
+            if source is not None and not isinstance(error, NothingYetError):
                 note_failure(source, self._name, error)
             return Outcome(self._name, None, error)
         return Outcome(self._name, result, result.failure)
@@ -122,14 +122,9 @@ class Follower:
             log.warning("the mirror %s is in step again", self._name)
 
 
-def _is_waiting(error: CkptError) -> bool:
-    """Whether there is only nothing to mirror yet."""
-    return isinstance(error, NotFoundError)
-
-
 def _problem(outcome: Outcome) -> str | None:
     if outcome.failure is not None:
-        if outcome.result is None and _is_waiting(outcome.failure):
+        if outcome.waits:
             return f"the mirror {outcome.target} waits: {outcome.failure}"
         return f"the mirror {outcome.target} is behind: {outcome.failure}"
     skipped = outcome.result.skipped if outcome.result is not None else ()
