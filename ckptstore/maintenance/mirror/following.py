@@ -30,7 +30,6 @@ class Follower:
         open_source, open_target: Open the stores; both are opened anew until they can be.
         how: See :class:`How`.
         interval: Seconds between passes.
-        last: Set it to end after one more whole pass; whoever sets ``how.stop`` sets it too.
         told: Called after each pass with what came of it.
     """
 
@@ -42,7 +41,6 @@ class Follower:
         how: How,
         *,
         interval: float,
-        last: threading.Event | None = None,
         told: Callable[[Outcome], None] | None = None,
     ) -> None:
         self._name = name
@@ -50,7 +48,8 @@ class Follower:
         self._open_target = open_target
         self._how = how
         self._interval = interval
-        self._last = last or threading.Event()
+        self._last = False
+        self._woken = threading.Event()
         self._told = told
         self._memory = Memory()
         self._expected = False
@@ -68,7 +67,8 @@ class Follower:
         """
         pause = self._interval
         while True:
-            is_last = self._last.is_set()
+            self._woken.clear()
+            is_last = self._last
             outcome = self.once()
             self._say(outcome)
             if self._told is not None:
@@ -77,7 +77,16 @@ class Follower:
                 return outcome
             failed = outcome.failure is not None and not outcome.waits
             pause = min(max(pause * 2, 1.0), LONGEST_PAUSE) if failed else self._interval
-            self._last.wait(pause)
+            self._woken.wait(pause)
+
+    def wake(self) -> None:
+        """Have the next pass begin now, or, when ``how.stop`` is set, the end."""
+        self._woken.set()
+
+    def finish(self) -> None:
+        """Have it end after one more whole pass."""
+        self._last = True
+        self._woken.set()
 
     def once(self) -> Outcome:
         """One pass."""
