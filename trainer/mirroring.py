@@ -98,7 +98,7 @@ class Mirrors:
                 self._tracker.warn(text)
         states = self._beside.states
         for uri, state in (states.mirrors if states is not None else {}).items():
-            self._say(uri, state.problem)
+            self._say(uri, None if state.waits else state.problem)
 
     def _lags(self) -> dict[str, Lag]:
         catalog = self._store.catalog
