@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 from ckptstore import open_store
@@ -55,7 +56,7 @@ class Door:
     Args:
         upstream: That port.
         port: Where it listens.
-        rate: Bytes a second that it lets in, over all connections; ``None``: all. It may be changed.
+        rate: Bytes a second that it lets in, over all connections; ``None``: any. It may change.
     """
 
     def __init__(self, upstream: int, port: int, rate: float | None = None) -> None:
@@ -315,7 +316,7 @@ class Bench:
             told = errors.read()
         if code != 0 or len(times) != self._steps:
             sys.exit(f"a training failed (exit code {code}):\n{told}")
-        for step, (before, now) in enumerate(zip(times, times[1:], strict=False), start=1):
+        for step, (before, now) in enumerate(pairwise(times), start=1):
             (seen.plain if step % SAVE_EVERY else seen.saving).append(now - before)
         seen.whole = (times[-1] - times[0]) / (len(times) - 1)
         seen.said = told.count(" is behind: ")
