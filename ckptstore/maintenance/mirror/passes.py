@@ -28,8 +28,8 @@ from ckptstore.store import Store
 log = logging.getLogger(__name__)
 
 
-class EmptySourceError(NotFoundError):
-    """The source is a store and holds no checkpoint (yet)."""
+class NothingYetError(NotFoundError):
+    """The source holds no checkpoint: whoever follows it waits."""
 
 
 def mirror(
@@ -115,7 +115,7 @@ class _Pass:
     def _runs(self) -> list[str]:
         runs = [r for r in self.source.runs() if self.how.wants(r)]
         if not any(self.source.catalog.record_names(r) for r in runs):
-            raise EmptySourceError(
+            raise NothingYetError(
                 f"{self.source.uri} holds no checkpoint"
                 + (" of these runs" if self.how.runs else "")
                 + ": there is nothing to mirror",

@@ -11,7 +11,6 @@ import msgspec
 from ckptstore.errors import translate_os_errors
 from ckptstore.ids import random_letters
 from ckptstore.maintenance.mirror.following import problems
-from ckptstore.maintenance.mirror.passes import EmptySourceError
 from ckptstore.maintenance.mirror.results import Lag
 from ckptstore.maintenance.mirror.several import Outcome
 from ckptstore.records import timestamp
@@ -25,14 +24,12 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
         updated: When the pass ended.
         behind: What it lacks; ``None`` when that is not known, for the pass could not begin.
         problem: What is wrong, for people.
-        waits: Nothing is wrong: the source held no checkpoint yet.
     """
 
     ok: bool
     updated: str
     behind: Lag | None
     problem: str | None
-    waits: bool = False
 
 
 class MirrorStates(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +71,7 @@ class StatusFile:
             ok=outcome.ok,
             updated=timestamp(),
             behind=result.behind if result is not None else None,
-            problem=next(iter(problems([outcome])), None),
-            waits=isinstance(outcome.failure, EmptySourceError),
+            problem=next(iter(problems([outcome])), None) if not outcome.waits else None,
         )
         with self._lock, translate_os_errors(str(self._path)):
             self._states[outcome.target] = state
