@@ -452,7 +452,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40, help="of each training (default 40)")
+    parser.add_argument("--steps", type=int, default=36, help="of each training (default 36)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default 1)")
     parser.add_argument("--only", help="kinds of mirrors, beside none: down,slow")
     parser.add_argument("--dir", type=Path, help="where to work (default: a temporary directory)")
