@@ -28,6 +28,10 @@ from ckptstore.store import Store
 log = logging.getLogger(__name__)
 
 
+class NothingYetError(NotFoundError):
+    """The source holds no checkpoint: whoever follows it waits."""
+
+
 def mirror(
     source: Store, target: Store, how: How | None = None, memory: Memory | None = None
 ) -> MirrorResult:
@@ -111,7 +115,7 @@ class _Pass:
     def _runs(self) -> list[str]:
         runs = [r for r in self.source.runs() if self.how.wants(r)]
         if not any(self.source.catalog.record_names(r) for r in runs):
-            raise NotFoundError(
+            raise NothingYetError(
                 f"{self.source.uri} holds no checkpoint"
                 + (" of these runs" if self.how.runs else "")
                 + ": there is nothing to mirror",
