@@ -317,7 +317,7 @@ class _Collection:
         return now.pinned or bool(now.unreadable)
 
     def _has_anything(self, name: Name) -> bool:
-        """Another look at a directory, which may have been made since they were listed."""
+        """Another look at one directory."""
         key = self.keys.directory(name)
         return bool(self.catalog.backend.stat(key) or self.catalog.backend.list(key))
 
@@ -327,9 +327,10 @@ class _Collection:
         """A lease whose save has ended; the one of a dead save goes with its directory."""
         if is_live(held, self.now):
             return
-        if found is None and held.name not in self.collected:
-            if has_directory or (is_copy(held) and self._has_anything(held.name)):
-                return
+        # A mirror's directory may have been made since the directories were listed.
+        has_files = has_directory or (is_copy(held) and self._has_anything(held.name))
+        if found is None and has_files and held.name not in self.collected:
+            return
         if not self.dry_run:
             settled = found is not None or trashed or held.name in self.collected
             if not settled and _has_life(held):

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,9 +184,7 @@ def pruner(place: str, life: Life) -> None:
 def prune_run(life: Life, place: str, run: str) -> None:
     """Prune a run; what is planned is noted before it is done."""
     store = life.world.store(place)
-    grace = life.rng.choice(TRASHED_FOR)
-    limits = POLICIES[place]
-    policy = Policy(**limits_of(limits), owed_limit=limits.owed_limit, grace=grace)
+    policy = replace(POLICIES[place], grace=life.rng.choice(TRASHED_FOR))
     plan = plan_prune(store, run, policy)
     going = [str(d.name) for d in plan.deleted]
     if going:
@@ -195,15 +193,10 @@ def prune_run(life: Life, place: str, run: str) -> None:
         assert not kept.intersection(going), f"{place}, {run}: {plan} would delete of {kept}"
     over = [str(d.name) for d in plan.deleted if d.warning]
     held = [str(d.name) for d in plan.kept if d.reasons[0].startswith("owed to")]
-    assert not over or len(held) == limits.owed_limit, plan
+    assert not over or len(held) == policy.owed_limit, plan
     life.note("plan", place=place, run=run, going=going, over=over, held=held)
     result = carry_out(store, plan, collect=life.rng.random() < 0.7)
     life.note("pruned", place=place, warnings=result.warnings, count=len(result.deleted))
-
-
-def limits_of(policy: Policy) -> dict[str, int]:
-    counts = ("keep_last", "keep_every", "keep_best")
-    return {name: v for name in counts if (v := getattr(policy, name)) is not None}
 
 
 def planned(decisions: Any) -> dict[str, tuple[int, float]]:

@@ -28,7 +28,9 @@ def must_keep(policy: Policy, commits: Mapping[str, tuple[int, float]], best: Be
             name
             for name in names
             if commits[name][0] % policy.keep_every == 0
-            and not any(commits[n][0] == commits[name][0] for n in names if _order(n) > _order(name))
+            and not any(
+                commits[n][0] == commits[name][0] for n in names if _order(n) > _order(name)
+            )
         }
     by_reward = sorted(names, key=lambda n: commits[n][1], reverse=True)
     return kept | set(by_reward[: policy.keep_best or 0])

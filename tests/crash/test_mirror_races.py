@@ -119,9 +119,7 @@ def test_a_file_that_another_mirror_is_just_naming_ends_no_pass(
 def killed_copy(source: Store, target: Store, step: int) -> LeaseKeeper:
     """The lease of a mirror that has begun a checkpoint and was killed; its directory is there."""
     name = source.get(RUN, step=step).name
-    lease = LeaseKeeper(
-        target.catalog, RUN, name, writer_here(random_letters()), copy_of=source.id
-    )
+    lease = LeaseKeeper(target.catalog, RUN, name, writer_here(random_letters()), copy_of=source.id)
     target.backend.make_directory(f"{RUN}/{name}")
     return lease
 

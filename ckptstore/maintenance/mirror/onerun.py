@@ -270,7 +270,9 @@ class RunPass:
         found = catalog.find(self.run, name)
         if found is None:
             return catalog.find_trash(self.run, name)[0] is not None
-        return found.is_void or (found.commit is not None and found.commit == self.lacking.get(name))
+        return found.is_void or (
+            found.commit is not None and found.commit == self.lacking.get(name)
+        )
 
     def _still_there(self, name: Name) -> bool:
         self.source.catalog.check_alive()
