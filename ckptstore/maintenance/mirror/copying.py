@@ -34,6 +34,7 @@ from ckptstore.errors import (
     IntegrityError,
     NotFoundError,
     TemporaryError,
+    printable,
 )
 from ckptstore.hashing import block_digest
 from ckptstore.ids import random_letters
@@ -100,6 +101,7 @@ class _Copy:
     def run(self, carry_marks: Callable[[], None]) -> int:
         source, name = self.source, self.source.name
         record, manifest = self._record(), self._manifest_bytes()
+        self._check_names()
         older = [h for h in self.target.leases(source.run) if h.name == name]
         self._check_alone(older)
         self.writer = writer_here(random_letters() + random_letters())
@@ -154,6 +156,17 @@ class _Copy:
         if block_digest(data) != pin.digest:
             raise IntegrityError(f"the manifest of {self.source.ref} has changed")
         return data
+
+    def _check_names(self) -> None:
+        """Refuse, before a byte is sent, names that the target would change."""
+        forbidden = set(self.backend.capabilities.forbidden)
+        for entry in self.source.files if forbidden else ():
+            if forbidden & set(entry.path):
+                raise ConflictError(
+                    f"{printable(entry.path)!r} cannot be stored in {self.target.uri}: a name "
+                    f"cannot hold {' '.join(sorted(forbidden))} there",
+                    hint="mirror this run to another kind of storage (--run leaves runs out)",
+                )
 
     def _check_alone(self, leases: Sequence[HeldLease]) -> None:
         now = self.backend.clock() if leases else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog import Found
@@ -55,6 +55,7 @@ class RunPass:
         source, target, run: What to copy, and where to.
         how: Limits, order, ways to end it.
         memory: What earlier passes have learnt.
+        acknowledged: What the source has noted so far that the target holds.
         acknowledge: Notes in the source what the target holds of the run.
 
     Attributes:
@@ -71,6 +72,7 @@ class RunPass:
         run: str,
         how: How,
         memory: Memory,
+        acknowledged: Collection[Name],
         acknowledge: Callable[[str, Iterable[Name]], None],
     ) -> None:
         self.source = source
@@ -79,6 +81,7 @@ class RunPass:
         self.how = how
         self.memory = memory
         self.acknowledge = acknowledge
+        self._acknowledged = acknowledged
         self.lacking: dict[Name, Commit] = {}
         self.copied: list[str] = []
         self.skipped: list[Skipped] = []
@@ -166,7 +169,7 @@ class RunPass:
                 continue
             found = source.find(self.run, held.name)
             kept = source.find_trash(self.run, held.name)[0] is not None
-            if (found is None or found.is_void) and not kept:
+            if found is not None and found.is_void and not kept:  # a lost record may come back
                 reason = "its source was removed for good"
                 if discard(self.target.catalog, self.run, held.name, reason):
                     self.target.backend.delete([held.key])
@@ -183,13 +186,26 @@ class RunPass:
                     raise
                 continue
             if self._marks.is_damaged_there(name):
-                self._held.discard(name)
-                ref = f"{self.run}@{name}"
-                self._skip(
-                    ref,
-                    f"it is damaged in {self.target.uri}",
-                    f"ckpt repair {ref} --store {self.target.uri} --from {self.source.uri}",
-                )
+                self._spoilt(name, "it is damaged")
+            elif name not in self._acknowledged and not self._has_its_record(name):
+                self._spoilt(name, "its record is not what it is here")
+
+    def _spoilt(self, name: Name, what: str) -> None:
+        """A copy that is none: whoever prunes the source must not rely on it."""
+        self._held.discard(name)
+        ref = f"{self.run}@{name}"
+        self._skip(
+            ref,
+            f"{what} in {self.target.uri}",
+            f"ckpt repair {ref} --store {self.target.uri} --from {self.source.uri}",
+        )
+
+    def _has_its_record(self, name: Name) -> bool:
+        there = self.target.catalog.find(self.run, name)
+        if there is None or there.is_void:
+            return True  # it was deleted there meanwhile
+        here = self.source.catalog.find(self.run, name)
+        return there.commit is not None and (here is None or here.data == there.data)
 
     def _copy(self, name: Name) -> None:
         checkpoint = Checkpoint(
