@@ -28,7 +28,13 @@ from ckptstore.completing import (
     write_whole,
 )
 from ckptstore.deleting import refresh_hint
-from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    TemporaryError,
+)
 from ckptstore.hashing import block_digest
 from ckptstore.ids import random_letters
 from ckptstore.layout import RunKeys, is_temporary
@@ -117,6 +123,11 @@ class _Copy:
             self.backend.sync(directories_of(source.run, name, source.manifest))
             carry_marks()
             self._create_record(record)
+        except TemporaryError as error:
+            self._leave()
+            if self._is_shared():  # a file that both write is for a moment under neither name
+                raise BusyError(f"another mirror copied {source.ref} too") from error
+            raise
         except BaseException:
             self._leave()
             raise
@@ -151,6 +162,14 @@ class _Copy:
             if is_live(held, now) and not ours:
                 host = held.lease.writer.host if held.lease is not None else "another host"
                 raise BusyError(f"{self.source.ref} is being copied by another mirror on {host}")
+
+    def _is_shared(self) -> bool:
+        """Whether another mirror has begun the same copy, not seeing this one's lease in time."""
+        return any(
+            held.name == self.source.name
+            and (held.lease is None or held.lease.writer.id != self.writer.id)
+            for held in self.target.leases(self.source.run)
+        )
 
     # Files
 

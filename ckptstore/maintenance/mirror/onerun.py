@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog import Found
-from ckptstore.errors import ConflictError, IntegrityError, NotFoundError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    TemporaryError,
+)
 from ckptstore.layout import Name
 from ckptstore.leases import is_live
 from ckptstore.maintenance.mirror.carrying import Marks
@@ -170,7 +176,12 @@ class RunPass:
         for name in names:
             if name not in there:
                 continue
-            self._marks.carry(name)
+            try:
+                self._marks.carry(name)
+            except NotFoundError:
+                if not self._has_been_there(name):
+                    raise
+                continue
             if self._marks.is_damaged_there(name):
                 self._held.discard(name)
                 ref = f"{self.run}@{name}"
@@ -186,18 +197,35 @@ class RunPass:
         )
         try:
             done = self._try(checkpoint)
-        except NotFoundError:
-            if self._still_there(name):
-                raise
-            del self.lacking[name]  # the source deleted it
         except BusyError as error:
             log.info("%s", error)
-        except (ConflictError, IntegrityError) as error:
-            hint = self._repair(name) if isinstance(error, IntegrityError) else error.hint
-            self._skip(checkpoint.ref, str(error), hint)
+        except (NotFoundError, ConflictError, IntegrityError, TemporaryError) as error:
+            self._failed(checkpoint, error)
         else:
             if done:
                 self._done(checkpoint)
+
+    def _failed(
+        self,
+        checkpoint: Checkpoint,
+        error: NotFoundError | ConflictError | IntegrityError | TemporaryError,
+    ) -> None:
+        """What an error of one copy means: deleted here or there meanwhile, or not to be copied."""
+        name = checkpoint.name
+        if isinstance(error, TemporaryError) and not self._answers():
+            raise error
+        if self._has_been_there(name):  # another mirror copied it at the same time
+            del self.lacking[name]
+            self._held.add(name)
+        elif isinstance(error, TemporaryError):
+            raise error
+        elif isinstance(error, NotFoundError):
+            if self._still_there(name):
+                raise error
+            del self.lacking[name]  # the source deleted it
+        else:
+            hint = self._repair(name) if isinstance(error, IntegrityError) else error.hint
+            self._skip(checkpoint.ref, str(error), hint)
 
     def _try(self, checkpoint: Checkpoint) -> bool:
         """Copy it; whether it was (in a dry run: would be)."""
@@ -226,6 +254,25 @@ class RunPass:
         if time.monotonic() - self._acknowledged_at > ACKNOWLEDGE_SECONDS:
             self.acknowledge(self.run, self._held)
             self._acknowledged_at = time.monotonic()
+
+    def _answers(self) -> bool:
+        """Whether the target can be asked anything."""
+        try:
+            self.target.catalog.check_alive()
+        except CkptError:
+            return False
+        return True
+
+    def _has_been_there(self, name: Name) -> bool:
+        """Whether the target holds the checkpoint, or has given it up since it was looked for."""
+        catalog = self.target.catalog
+        catalog.check_alive()
+        found = catalog.find(self.run, name)
+        if found is None:
+            return catalog.find_trash(self.run, name)[0] is not None
+        return found.is_void or (
+            found.commit is not None and found.commit == self.lacking.get(name)
+        )
 
     def _still_there(self, name: Name) -> bool:
         self.source.catalog.check_alive()
