@@ -86,6 +86,7 @@ def test_a_mirror_that_is_down_costs_nothing_but_a_word(training: Make, whole: M
     assert flat.count("is behind:") <= 2, "once while it goes on, and at the end"
     assert "checkpoints behind (trainer.alert_mirror_lag is 3)" in flat
     assert "unlikely-secret" not in ended.text + _log(made)
+    assert len(_log(made).splitlines()) <= 3, _log(made)
     assert len(known_mirrors(made.store.catalog)) == 2
     assert made.stored() == whole("trainer.save_freq=2", *SYNC).stored()
 

@@ -153,6 +153,7 @@ def main(argument: str) -> int:
     order = msgspec.json.decode(argument, type=Order)
     _stand_back()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at each try: where its keys are from
     how = How(runs=order.runs, newest_first=True, threads=1)
     file = StatusFile(order.status, order.source)
     followers = [
