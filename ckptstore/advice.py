@@ -13,10 +13,21 @@ from ckptstore.errors import CkptError
 from ckptstore.mirrors import known_mirrors
 
 
-def repair_command(catalog: Catalog, ref: str) -> str:
-    """The command that repairs a checkpoint from a mirror that the store knows."""
+def repair_command(catalog: Catalog, ref: str, *, without: str | None = None) -> str:
+    """The command that repairs a checkpoint from a mirror that the store knows.
+
+    Args:
+        catalog: The store.
+        ref: The checkpoint.
+        without: URI of a mirror that is known to lack it.
+    """
     run = ref.partition("@")[0]
-    return _command([ref, "--store", catalog.uri], _mirror_of(catalog, run))
+    return _command([ref, "--store", catalog.uri], _mirror_of(catalog, run, without))
+
+
+def repair_from_command(catalog: Catalog, ref: str, source: str) -> str:
+    """The command that repairs a checkpoint of a mirror from the store that it mirrors."""
+    return _command([ref, "--store", catalog.uri], source)
 
 
 def repair_all_command(catalog: Catalog, run: str | None = None) -> str:
@@ -40,10 +51,10 @@ def _command_line(words: list[str]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-def _mirror_of(catalog: Catalog, run: str | None) -> str | None:
+def _mirror_of(catalog: Catalog, run: str | None, without: str | None = None) -> str | None:
     """Where a mirror of the run is; one that was reached before one that never was."""
     try:
-        known = [m for m in known_mirrors(catalog) if m.note is not None]
+        known = [m for m in known_mirrors(catalog) if m.note is not None and m.uri != without]
     except CkptError:
         return None
     fit = [m for m in known if run is None or m.wants(run)]

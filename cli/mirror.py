@@ -152,11 +152,16 @@ class _Signals:
 def _once(out: Output, source: str, targets: Sequence[str], how: How, status: str | None) -> None:
     from dataclasses import replace
 
-    from ckptstore.errors import UsageError
-    from ckptstore.maintenance.mirror import mirror_each
+    from ckptstore.errors import CkptError, UsageError
+    from ckptstore.maintenance.mirror import Outcome, mirror_each, runs_to_mirror
     from ckptstore.store import open_store
 
     store = open_store(source)
+    try:
+        runs_to_mirror(store, how)
+    except CkptError as error:  # the source's own: it is told once, not for each target
+        _keep_status(status, store, [Outcome(uri, None, error) for uri in targets])
+        raise
     pairs = [(uri, partial(open_store, uri)) for uri in targets]
     with out.busy(f"mirroring {store.uri}") as busy:
         progress = _counter(busy) if busy is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckptstore.maintenance.mirror.following import Follower, problems
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
-from ckptstore.maintenance.mirror.passes import mirror
+from ckptstore.maintenance.mirror.passes import mirror, runs_to_mirror
 from ckptstore.maintenance.mirror.results import Lag, MirrorResult, Skipped
 from ckptstore.maintenance.mirror.several import Outcome, mirror_each
 
@@ -24,4 +24,5 @@ __all__ = [
     "mirror",
     "mirror_each",
     "problems",
+    "runs_to_mirror",
 ]

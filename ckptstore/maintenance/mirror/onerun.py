@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ckptstore.advice import repair_command, repair_from_command
 from ckptstore.catalog import Found
 from ckptstore.errors import (
     CkptError,
@@ -132,7 +133,8 @@ class RunPass:
         self.skipped.append(Skipped(ref, reason, hint))
 
     def _repair(self, name: Name) -> str:
-        return f"ckpt repair {self.run}@{name} --store {self.source.uri} --from STORE"
+        ref = f"{self.run}@{name}"
+        return repair_command(self.source.catalog, ref, without=self.target.uri)
 
     def _foreign(self, unknown: Iterable[Name]) -> Name | None:
         """The first checkpoint that was saved to the target itself and the source never knew.
@@ -197,7 +199,7 @@ class RunPass:
         self._skip(
             ref,
             f"{what} in {self.target.uri}",
-            f"ckpt repair {ref} --store {self.target.uri} --from {self.source.uri}",
+            repair_from_command(self.target.catalog, ref, self.source.uri),
         )
 
     def _has_its_record(self, name: Name) -> bool:

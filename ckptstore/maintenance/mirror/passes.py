@@ -74,7 +74,7 @@ class _Pass:
         self.target_id: str | None = None
 
     def run(self) -> MirrorResult:
-        runs = self._runs()
+        runs = runs_to_mirror(self.source, self.how)
         note = check_pair(self.source, self.target)
         if self.how.dry_run:
             self.noted: Mirror | None = None
@@ -119,17 +119,6 @@ class _Pass:
             time.monotonic() - self.begun,
             self.failure,
         )
-
-    def _runs(self) -> list[str]:
-        runs = [r for r in self.source.runs() if self.how.wants(r)]
-        if not any(self.source.catalog.record_names(r) for r in runs):
-            raise NothingYetError(
-                f"{self.source.uri} holds no checkpoint"
-                + (" of these runs" if self.how.runs else "")
-                + ": there is nothing to mirror",
-                hint="is it the right place, and mounted?",
-            )
-        return runs
 
     def _expect(self, note: Mirror | None) -> Mirror | None:
         """Note the mirror in the source, so that nobody deletes there what it is still owed."""
@@ -215,6 +204,24 @@ class _Pass:
             except (ConflictError, NotFoundError) as error:
                 if isinstance(error, ConflictError):
                     log.info("%s is kept in %s: %s", checkpoint.ref, self.target.uri, error)
+
+
+def runs_to_mirror(source: Store, how: How) -> list[str]:
+    """The runs of the source that shall be mirrored.
+
+    Raises:
+        NotFoundError: it is no store, or holds no checkpoint of them.
+        CkptError: it could not be read.
+    """
+    runs = [r for r in source.runs() if how.wants(r)]
+    if not any(source.catalog.record_names(r) for r in runs):
+        raise NothingYetError(
+            f"{source.uri} holds no checkpoint"
+            + (" of these runs" if how.runs else "")
+            + ": there is nothing to mirror",
+            hint="is it the right place, and mounted?",
+        )
+    return runs
 
 
 def note_failure(source: Store, uri: str, error: CkptError) -> None:
