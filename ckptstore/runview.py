@@ -204,9 +204,9 @@ def _records(
     catalog.marker()
     listed = {entry.key: entry for entry in catalog.backend.list(RunKeys(run).commits)}
     kept: dict[Name, Seen] = {}
-    for name, seen in before.items():
+    for known, seen in before.items():
         if seen.found.record is not None and listed.get(seen.entry.key) == seen.entry:
-            kept[name] = seen
+            kept[known] = seen
             del listed[seen.entry.key]
     new = [
         (name, entry)
