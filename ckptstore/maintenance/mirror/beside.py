@@ -151,8 +151,9 @@ class MirrorBeside:
 def main(argument: str) -> int:
     """The process: mirrors until its standard input ends or SIGTERM comes. Returns 0."""
     order = msgspec.json.decode(argument, type=Order)
-    os.nice(19)
+    _stand_back()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at each try: where its keys are from
     how = How(runs=order.runs, newest_first=True, threads=1)
     file = StatusFile(order.status, order.source)
     followers = [
@@ -181,6 +182,15 @@ def main(argument: str) -> int:
     for thread in threads:
         thread.join()
     return 0
+
+
+def _stand_back() -> None:
+    """Take only the time that nobody else wants: the processor's, and so the disk's."""
+    os.nice(19)
+    # Linux may share the processor among sessions first, and this process has one of its own: its
+    # niceness would count among its own threads only.
+    with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as group:
+        group.write("19")
 
 
 def _listen(followers: Sequence[Follower]) -> None:

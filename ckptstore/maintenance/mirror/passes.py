@@ -85,7 +85,15 @@ class _Pass:
         for run in runs:
             if self.how.ending:
                 break
-            one = RunPass(self.source, self.target, run, self.how, self.memory, self.acknowledge)
+            one = RunPass(
+                self.source,
+                self.target,
+                run,
+                self.how,
+                self.memory,
+                self._acknowledged(run),
+                self.acknowledge,
+            )
             try:
                 one.copy()
             except CancelledError:
@@ -141,6 +149,11 @@ class _Pass:
                 error,
                 self.target.uri,
             )
+
+    def _acknowledged(self, run: str) -> frozenset[Name]:
+        if self.noted is None:
+            return frozenset()
+        return mirrors.acknowledged(self.source.catalog, self.noted, run)
 
     def acknowledge(self, run: str, names: Iterable[Name]) -> None:
         """Note in the source what the mirror holds."""
