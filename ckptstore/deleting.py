@@ -46,7 +46,8 @@ def delete(
     force: bool = False,
     even_owed: bool = False,
     reason: str = "deleted by hand",
-) -> None:
+    view: RunView | None = None,
+) -> RunView:
     """Move a checkpoint to the trash.
 
     Args:
@@ -57,6 +58,11 @@ def delete(
             A pin always holds.
         even_owed: Also when a mirror lacks it.
         reason: Kept in the trash record.
+        view: An earlier look at the run, which makes those of this call cheap: whoever deletes
+            several gives each call what the last one returned.
+
+    Returns:
+        The last look at the run, from right before the record was removed.
 
     Raises:
         ConflictError: a guard holds, or someone else deleted it meanwhile.
@@ -74,11 +80,11 @@ def delete(
             f"{checkpoint.ref} is not deleted: {found.problem}",
             hint="a record that cannot be read protects its checkpoint",
         )
-    check_guards(catalog, checkpoint, force, even_owed=even_owed)
+    view = check_guards(catalog, checkpoint, force, even_owed=even_owed, view=view)
     trash = _put_trash(catalog, run, name, found.data, grace, reason)
     try:
         # A pin may have come since the first look.
-        check_guards(catalog, checkpoint, force, even_owed=even_owed)
+        view = check_guards(catalog, checkpoint, force, even_owed=even_owed, view=view)
     except ConflictError:
         catalog.backend.remove_if(keys.trash_record(name), trash)
         if catalog.find(run, name) is None:
@@ -89,7 +95,9 @@ def delete(
         raise ConflictError(f"{checkpoint.ref} was deleted by someone else at the same time")
     # Written anew: whoever judged the first one to be a leftover beside a commit removes only that.
     _put_trash(catalog, run, name, found.data, grace, reason)
-    refresh_hint(catalog, run)
+    if not view.found or view.found[-1].name <= name:  # else it named a newer one
+        refresh_hint(catalog, run)
+    return view
 
 
 def _put_trash(
@@ -114,16 +122,32 @@ def _put_trash(
 
 
 def check_guards(
-    catalog: Catalog, checkpoint: Checkpoint, force: bool, *, even_owed: bool = False
-) -> None:
+    catalog: Catalog,
+    checkpoint: Checkpoint,
+    force: bool,
+    *,
+    even_owed: bool = False,
+    view: RunView | None = None,
+) -> RunView:
     """Refuse to delete what is guarded; ``force`` overrides all guards but a pin.
 
     A checkpoint that a mirror lacks is guarded too, unless ``even_owed`` says that it may go.
 
+    Args:
+        catalog, checkpoint, force, even_owed: See :func:`delete`.
+        view: An earlier look at the run, which makes this one cheap.
+
+    Returns:
+        The look that was taken.
+
     Raises:
         ConflictError: a guard holds.
     """
-    view = RunView.of(catalog, checkpoint.run, owed=not (force or even_owed))
+    owed = not (force or even_owed)
+    if view is None:
+        view = RunView.of(catalog, checkpoint.run, owed=owed)
+    else:
+        view = view.again(catalog, checkpoint.name, owed=owed)
     standing = view.standing(checkpoint.name)
     if standing.pinned:
         raise ConflictError(
@@ -143,6 +167,7 @@ def check_guards(
             f"{checkpoint.ref} is kept: {', and '.join(guards)}",
             hint="delete it all the same with --force",
         )
+    return view
 
 
 def undelete(catalog: Catalog, run: str, name: Name) -> Checkpoint:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptstore import document
+from ckptstore.backends.base import Entry
 from ckptstore.catalog import Catalog
 from ckptstore.errors import ConflictError, Damage, IntegrityError, NotFoundError, UsageError
 from ckptstore.ids import random_letters
@@ -86,23 +87,34 @@ class Standing:
 
 
 def standings(catalog: Catalog, run: str) -> dict[Name, Standing]:
-    """The standing of every marked checkpoint of a run."""
-    names = [
-        name
-        for e in catalog.backend.list(RunKeys(run).marks)
-        if (name := Name.parse(e.key.rpartition("/")[2])) is not None
-    ]
-    found = catalog.each(lambda name: standing(catalog, run, name), names)
-    return dict(zip(names, found, strict=True))
+    """The standing of every marked checkpoint of a run, from one listing of all marks."""
+    prefix = f"{RunKeys(run).marks}/"
+    listed: dict[str, list[Entry]] = {}
+    for entry in catalog.backend.list(RunKeys(run).marks, recursive=True):
+        directory = entry.key.removeprefix(prefix).partition("/")[0]
+        listed.setdefault(directory, []).append(entry)
+    named = [(n, e) for text, e in listed.items() if (n := Name.parse(text)) is not None]
+    found = catalog.each(lambda one: _standing(catalog, run, *one), named)
+    return {name: standing for (name, _), standing in zip(named, found, strict=True)}
 
 
 def standing(catalog: Catalog, run: str, name: Name) -> Standing:
     """Where the marks of one checkpoint leave it."""
+    return _standing(catalog, run, name, catalog.backend.list(RunKeys(run).marks_of(name)))
+
+
+def _standing(catalog: Catalog, run: str, name: Name, listed: Iterable[Entry]) -> Standing:
+    """Where these leave it, as far as they are its marks."""
     marks: dict[str, Mark] = {}
     unreadable = []
-    for entry in catalog.backend.list(RunKeys(run).marks_of(name)):
-        file_name = entry.key.rpartition("/")[2]
-        if entry.is_directory or not file_name.endswith(".json") or file_name.startswith("."):
+    directory = RunKeys(run).marks_of(name)
+    for entry in listed:
+        parent, _, file_name = entry.key.rpartition("/")
+        if entry.key == directory and entry.size < 0:
+            unreadable.append(entry.key)  # a symbolic link: what lies behind it is not followed
+        if parent != directory or entry.is_directory:
+            continue
+        if not file_name.endswith(".json") or file_name.startswith("."):
             continue
         try:
             data = catalog.backend.read(entry.key, document.SIZE_LIMIT)

@@ -221,8 +221,11 @@ def carry_out(store: Store, plan: PrunePlan, *, collect: bool = True) -> PruneRe
     catalog = store.catalog
     catalog.require_deletable()
     decisions, warnings = [], list(plan.warnings)
+    view = RunView.of(catalog, plan.run) if plan.deleted else None
     for decision in plan.decisions:
-        done = decision if decision.keep else _delete(store, plan, decision)
+        done: Decision | None = decision
+        if not decision.keep:
+            done, view = _delete(store, plan, decision, view)
         if done is None:
             continue
         decisions.append(done)
@@ -235,23 +238,30 @@ def carry_out(store: Store, plan: PrunePlan, *, collect: bool = True) -> PruneRe
     return _result(replace(plan, warnings=tuple(warnings)), decisions, freed)
 
 
-def _delete(store: Store, plan: PrunePlan, decision: Decision) -> Decision | None:
-    """Delete one; what it came to, or ``None`` when someone else has deleted it."""
+def _delete(
+    store: Store, plan: PrunePlan, decision: Decision, view: RunView | None
+) -> tuple[Decision | None, RunView | None]:
+    """Delete one.
+
+    Returns:
+        What it came to, or ``None`` when someone else has deleted it; and the last look at the run.
+    """
     catalog, run, name = store.catalog, plan.run, decision.name
     why = ", ".join(f"{rule} {value}" for rule, value in plan.policy.rules.items())
     reason = f"{RETENTION}{decision.reasons[0]}" + (f" ({why})" if why else "")
     try:
         found = catalog.find(run, name)
         if found is None or found.commit is None:
-            return None
+            return None, view
         checkpoint = Checkpoint(catalog, run, found.commit, ref=plan.refs[name])
-        delete(catalog, checkpoint, grace=plan.policy.grace, even_owed=True, reason=reason)
+        grace = plan.policy.grace
+        view = delete(catalog, checkpoint, grace=grace, even_owed=True, reason=reason, view=view)
     except NotFoundError:
         catalog.check_alive()
-        return None
+        return None, view
     except (ConflictError, IntegrityError) as error:  # it has come to be guarded since
-        return replace(decision, keep=True, reasons=(str(error),), warning=None)
-    return decision
+        return replace(decision, keep=True, reasons=(str(error),), warning=None), view
+    return decision, view
 
 
 def _free(store: Store, plan: PrunePlan, decisions: Sequence[Decision]) -> tuple[int, list[str]]:
