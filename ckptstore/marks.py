@@ -137,9 +137,9 @@ def pin(catalog: Catalog, run: str, name: Name) -> bool:
     _add(catalog, _new(run, name, "pin"), name)
     found = catalog.find(run, name)
     if found is None or found.is_void:
+        kept = "it is pinned, so gc keeps it: bring it back with ckpt undelete"
         raise ConflictError(
-            f"{run}@{name} was deleted at the same time",
-            hint="it is pinned, so gc keeps it: bring it back with ckpt undelete",
+            f"{run}@{name} was deleted at the same time", hint=kept if found is None else None
         )
     return True
 

@@ -377,6 +377,15 @@ def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def moment(text: str) -> float | None:
+    """Seconds since 1970 of a time in a document; ``None`` when it is no time."""
+    try:
+        time = datetime.fromisoformat(text)
+        return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def finite(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
     """The metrics that are finite numbers; NaN and infinities have no place in a record."""
     kept = {}

@@ -22,6 +22,7 @@ from cli import (
     schedule,
     setup,
     show,
+    status,
     verify,
 )
 from cli.completion import rejoin_words
@@ -72,6 +73,7 @@ _COMMANDS = (
     ("prune", prune.prune, "ckpt prune /data/ckpts gsm8k --keep-last 3 --keep-best 1 --dry-run"),
     ("gc", deleting.gc, "ckpt gc /data/ckpts --dry-run"),
     ("mirror", mirror.mirror, "ckpt mirror /data/ckpts s3://bucket/ckpts"),
+    ("status", status.status, "ckpt status /data/ckpts --max-lag 2h"),
     ("backup", backup.backup, "ckpt backup nightly --quiet"),
     ("resume-info", resume_info.resume_info, "ckpt resume-info /data/ckpts/gsm8k@latest"),
     ("doctor", doctor.doctor, "ckpt doctor /data/ckpts"),

@@ -21,7 +21,7 @@ from cli.options import (
 from cli.options import threads as threads_or_setting
 
 if TYPE_CHECKING:
-    from ckptstore.maintenance.mirror import How, Outcome
+    from ckptstore.maintenance.mirror import Follower, How, Outcome
     from ckptstore.store import Store
     from cli.output import Output
 
@@ -95,7 +95,7 @@ def mirror(
     if forget:
         _forget(out, open_store(source), targets)
         return
-    stop, cancel, last = threading.Event(), threading.Event(), threading.Event()
+    stop, cancel = threading.Event(), threading.Event()
     how = How(
         runs=tuple(run or ()),
         newest_first=newest_first,
@@ -107,10 +107,10 @@ def mirror(
         stop=stop,
         cancel=cancel,
     )
-    signals = _Signals(out, stop, cancel, last)
+    signals = _Signals(out, stop, cancel)
     with signals:
         if follow:
-            _follow(out, source, targets, how, pause, status, last)
+            _follow(out, source, targets, how, pause, status, signals)
         else:
             _once(out, source, targets, how, status)
     if signals.received is not None and not follow:
@@ -120,17 +120,11 @@ def mirror(
 class _Signals:
     """SIGTERM and Ctrl-C: the first ends the work after the current file, the second now."""
 
-    def __init__(
-        self,
-        out: Output,
-        stop: threading.Event,
-        cancel: threading.Event,
-        last: threading.Event,
-    ) -> None:
+    def __init__(self, out: Output, stop: threading.Event, cancel: threading.Event) -> None:
         self._out = out
         self._stop = stop
         self._cancel = cancel
-        self._last = last
+        self.followers: Sequence[Follower] = ()
         self.received: int | None = None
 
     def __enter__(self) -> None:
@@ -150,7 +144,8 @@ class _Signals:
             return
         self.received = number
         self._stop.set()
-        self._last.set()
+        for follower in self.followers:
+            follower.wake()
         self._out.note("ending after the current file; once more ends it now")
 
 
@@ -201,7 +196,7 @@ def _follow(
     how: How,
     interval: float,
     status: str | None,
-    last: threading.Event,
+    signals: _Signals,
 ) -> None:
     import logging
     from concurrent.futures import ThreadPoolExecutor
@@ -226,11 +221,11 @@ def _follow(
             partial(open_store, uri),
             how,
             interval=interval,
-            last=last,
             told=told,
         )
         for uri in targets
     ]
+    signals.followers = followers
     with ThreadPoolExecutor(len(followers)) as pool:
         futures = [pool.submit(f.run) for f in followers]
         try:
@@ -238,7 +233,8 @@ def _follow(
                 future.result()
         except BaseException:
             how.stop.set()
-            last.set()
+            for follower in followers:
+                follower.wake()
             raise
 
 

@@ -126,7 +126,7 @@ class Output:
         Console().print(table)
 
 
-_FOLDED = ("REF", "DETAILS", "NOTE", "PATH", "VALUE", "WHY")
+_FOLDED = ("REF", "MIRROR", "RUN", "DETAILS", "NOTE", "PATH", "VALUE", "WHY")
 """Columns whose cells may take several lines; the others are shown whole."""
 
 _STYLES = {

@@ -282,6 +282,7 @@ def retention_policy(storage: StorageConfig) -> Policy | None:
         keep_every=storage.keep_every,
         keep_best=storage.keep_best,
         max_size=parse_size(size) if size is not None else None,
+        owed_limit=storage.owed_limit,
     )
 
 

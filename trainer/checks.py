@@ -79,6 +79,7 @@ _TESTS: Mapping[str, Test] = {
     "storage.keep_last": _POSITIVE,
     "storage.keep_every": _POSITIVE,
     "storage.keep_best": _POSITIVE,
+    "storage.owed_limit": _NOT_NEGATIVE,
     "trainer.total_steps": _POSITIVE,
     "trainer.total_epochs": _POSITIVE,
     "trainer.stop_at_step": _POSITIVE,

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from ckptstore.maintenance.policy import OWED_LIMIT
+
 LoraTargets = Literal["all-linear"] | list[str]
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -231,6 +233,7 @@ class StorageConfig(Section):
         save_contents, load_contents: What a checkpoint holds, and what of it is loaded.
         keep_last, keep_every, keep_best, max_size: Retention: the newest, every so many steps,
             the best by ``best_metric``, and a limit on bytes. All unset keeps everything.
+        owed_limit: At most so many checkpoints are kept only because a mirror lacks them.
         best_metric: ``NAME:max`` or ``NAME:min``.
     """
 
@@ -252,6 +255,7 @@ class StorageConfig(Section):
     keep_every: int | None = None
     keep_best: int | None = None
     max_size: str | None = None
+    owed_limit: int = OWED_LIMIT
     best_metric: str | None = None
 
 

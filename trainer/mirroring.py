@@ -75,7 +75,8 @@ class Mirrors:
         }
 
     def saved(self) -> None:
-        """A checkpoint has been committed: look, in the background, how far the mirrors are."""
+        """A checkpoint has been committed: mirror it, and look how far the mirrors are."""
+        self._beside.wake()
         if self._look is None or not self._look.is_alive():
             self._look = threading.Thread(target=self._watch, name="trainer-mirrors", daemon=True)
             self._look.start()
@@ -137,13 +138,13 @@ class Mirrors:
             if not state.ok:
                 lag = state.behind
                 lacks = (
-                    f"lacks {lag.checkpoints} checkpoints ({decimal(lag.bytes)})"
+                    f"; it lacks {lag.checkpoints} checkpoints ({decimal(lag.bytes)})"
                     if lag is not None
-                    else "was not reached"
+                    else ""
                 )
                 self._tracker.warn(
-                    f"the mirror {uri} {lacks}: {state.problem}",
-                    f"later: ckpt mirror {self._store.uri} {uri}",
+                    f"{state.problem or f'the mirror {uri} is behind'}{lacks}",
+                    f"later: ckpt mirror {self._store.uri} '{uri}'",
                 )
 
     def leave(self) -> None:

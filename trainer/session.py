@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptstore.errors import CkptError, NotFoundError, UsageError
+from ckptstore.errors import CkptError, NotFoundError
 from ckptstore.reading import Checkpoint
 from ckptstore.store import open_store
 from ckptstore.torch import Checkpointer
@@ -36,6 +36,7 @@ from trainer.rng import rng_state, seed_all, set_rng_state
 from trainer.rollout.base import sample_key
 from trainer.saving import Progress, Saver
 from trainer.settings import to_dict
+from trainer.startnotes import changes_since, say_from_scratch, say_resumed
 from trainer.stopping import StopRequest
 from trainer.tracking import Tracker
 
@@ -229,7 +230,10 @@ class Session:
     ) -> Tracker | None:
         """Open the logs on rank 0 and say what this start is."""
         config, state = self._config, loaded.state if loaded is not None else None
-        changes = self._ranks.on_coordinator(lambda: self._changes(state))
+        files, identities = self._data.train.files, self._facts.identities
+        changes = self._ranks.on_coordinator(
+            lambda: changes_since(state, config, files, identities)
+        )
         if not self._comm.is_first:
             return None
         tracker = Tracker(
@@ -245,7 +249,14 @@ class Session:
             tracker.note(note)
         if not dry_run:
             tracker.start(state.step if state is not None else None, self._last_step)
-        self._say_start(tracker, loaded, changes)
+        dropped = self._data.prompts.dropped
+        if dropped:
+            tracker.warn(f"{dropped} prompts are longer than data.max_prompt_length and left out")
+        if loaded is None:
+            say_from_scratch(tracker, config, self._checkpointer.store.uri)
+        else:
+            size = self._comm.size
+            say_resumed(tracker, config, loaded, size, self._passed_over, changes)
         return tracker
 
     def _start_mirrors(self, alerts: Mapping[str, Any]) -> Mirrors | None:
@@ -258,59 +269,6 @@ class Session:
         except CkptError as error:
             self._tracker.warn(f"this run is not mirrored: {error}", error.hint)
             return None
-
-    def _changes(self, state: keeping.TrainerState | None) -> list[str]:
-        strict = self._config.trainer.resume_strict
-        if state is None or strict == "ignore":
-            return []
-        changes = resuming.what_changed(
-            state, self._config, self._data.train.files, self._facts.identities
-        )
-        if changes and strict == "error":
-            raise UsageError(
-                f"this is not the training that saved step {state.step}: {'; '.join(changes)}",
-                hint="trainer.resume_strict=warn goes on with the new values",
-            )
-        return changes
-
-    def _say_start(
-        self, tracker: Tracker, loaded: resuming.Loaded | None, changes: Sequence[str]
-    ) -> None:
-        store = self._checkpointer.store
-        dropped = self._data.prompts.dropped
-        if dropped:
-            tracker.warn(f"{dropped} prompts are longer than data.max_prompt_length and left out")
-        if loaded is None:
-            mode = self._config.trainer.resume_mode
-            why = "trainer.resume_mode=none" if mode == "none" else "no checkpoint yet"
-            tracker.note(
-                f"starting from scratch: {why} of run {self._config.storage.run} in {store.uri}"
-            )
-            return
-        for text in self._passed_over:
-            tracker.warn(text)
-        checkpoint = loaded.checkpoint
-        tracker.note(
-            f"resumed from step {loaded.state.step}: {checkpoint.ref} ({checkpoint.name}) "
-            f"in {checkpoint.catalog.uri}"
-        )
-        if loaded.without:
-            tracker.warn(
-                f"not in the checkpoint, and begun anew: {', '.join(loaded.without)}",
-                "training goes on, but not bit for bit as before",
-            )
-        refused = [c for c in ("optimizer", "extra") if c not in self._config.storage.load_contents]
-        if refused:
-            tracker.warn(
-                f"left out by storage.load_contents, and begun anew: {', '.join(refused)}",
-                "training goes on, but not bit for bit as before",
-            )
-        if loaded.state.world_size != self._comm.size:
-            tracker.note(f"saved by {loaded.state.world_size} ranks, loaded by {self._comm.size}")
-        if changes:
-            tracker.warn(
-                "the configuration has changed since, and the new one counts: " + "; ".join(changes)
-            )
 
     # Training
 

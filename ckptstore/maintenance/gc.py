@@ -162,8 +162,11 @@ class _Collection:
                 yield from self._directory(name, records.get(name), newest_lease.get(name))
         for name, record in trash.items():
             yield from self._trashed(name, record, name in directories, records.get(name))
+        live = {held.name for held in leases if is_live(held, self.now)}
         for held in leases:
             found = records.get(held.name)
+            if is_copy(held) and found is not None and held.name not in live:
+                yield from self._copied(held.name)
             yield from self._lease(held, held.name in directories, found, held.name in trash)
         yield from self._uploads(leases, records)
         keys = self.keys
@@ -186,8 +189,7 @@ class _Collection:
     def _repairs(self, key: str) -> Iterator[GcAction]:
         """Temporaries in a checkpoint's directory: a repair that was killed left its sign."""
         name = Name.parse(key.rpartition("/")[2])
-        signs = (e.key.rpartition("/")[2] for e in self.catalog.backend.list(key))
-        if name is None or not any(sign.startswith(REPAIR_PREFIX) for sign in signs):
+        if name is None or not self._is_being_repaired(key):
             return
         least = max(self.grace, STALE_SECONDS)
         root = self.keys.directory(name)
@@ -196,6 +198,11 @@ class _Collection:
                 if not self.dry_run:
                     self.catalog.backend.delete([entry.key])
                 yield GcAction(entry.key, True, "left over from a repair", max(0, entry.size))
+
+    def _is_being_repaired(self, marks: str) -> bool:
+        """Whether a repair is at work, or was killed."""
+        signs = (e.key.rpartition("/")[2] for e in self.catalog.backend.list(marks))
+        return any(sign.startswith(REPAIR_PREFIX) for sign in signs)
 
     def _marks(
         self, key: str, directories: Sequence[Name], records: Mapping[Name, Found]
@@ -295,9 +302,24 @@ class _Collection:
             self.catalog.backend.remove_if(key, data)
         yield GcAction(key, True, "its checkpoint is not deleted")
 
+    def _copied(self, name: Name) -> Iterator[GcAction]:
+        """Temporaries of a mirror that was killed while another one completed its copy."""
+        if self._is_being_repaired(self.keys.marks_of(name)):
+            return  # they may be the repair's
+        for entry in self.catalog.backend.list(self.keys.directory(name), recursive=True):
+            if is_temporary(entry.key):
+                if not self.dry_run:
+                    self.catalog.backend.delete([entry.key])
+                yield GcAction(entry.key, True, "left over from a mirror", max(0, entry.size))
+
     def _is_pinned(self, name: Name) -> bool:
         now = standing(self.catalog, self.name, name)
         return now.pinned or bool(now.unreadable)
+
+    def _has_anything(self, name: Name) -> bool:
+        """Another look at one directory."""
+        key = self.keys.directory(name)
+        return bool(self.catalog.backend.stat(key) or self.catalog.backend.list(key))
 
     def _lease(
         self, held: HeldLease, has_directory: bool, found: Found | None, trashed: bool
@@ -305,7 +327,9 @@ class _Collection:
         """A lease whose save has ended; the one of a dead save goes with its directory."""
         if is_live(held, self.now):
             return
-        if found is None and has_directory and held.name not in self.collected:
+        # A mirror's directory may have been made since the directories were listed.
+        has_files = has_directory or (is_copy(held) and self._has_anything(held.name))
+        if found is None and has_files and held.name not in self.collected:
             return
         if not self.dry_run:
             settled = found is not None or trashed or held.name in self.collected

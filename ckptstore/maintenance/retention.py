@@ -229,8 +229,7 @@ def carry_out(store: Store, plan: PrunePlan, *, collect: bool = True) -> PruneRe
         if done.keep and not decision.keep:
             warnings.append(f"{plan.refs[done.name]} stays: {done.reasons[0]}")
     freed = 0
-    gone = any(not d.keep for d in decisions)
-    if collect and (gone or plan.policy.max_size is not None or catalog.trash_names(plan.run)):
+    if collect:
         freed, more = _free(store, plan, decisions)
         warnings += more
     return _result(replace(plan, warnings=tuple(warnings)), decisions, freed)

@@ -27,6 +27,7 @@ COMMANDS = (
     "prune",
     "gc",
     "mirror",
+    "status",
     "backup",
     "resume-info",
     "doctor",

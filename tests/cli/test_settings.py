@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptstore.config import load_sections
+from ckptstore.maintenance import Policy
 from tests.cli.support import ckpt, fill
 
 
@@ -143,3 +145,13 @@ def test_a_directory_of_that_name_is_a_sentence(place: Path) -> None:
     ran = ckpt("config")
     assert ran.code in (2, 6)
     assert ran.err.startswith("error: ckpt.toml")
+
+
+def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2] / "examples")
+    ckpt("config").ok()
+    assert {job["job"]: job["problem"] for job in ckpt("backup", "--json").ok().json} == {
+        "store": None,
+        "verl": None,
+    }
+    assert Policy.of(load_sections("retention")["*"].values, "ckpt.toml").keep_last == 5

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckptstore import deleting
+from ckptstore import deleting, marks
 from ckptstore.backends.memory import MemoryBackend, Space
 from ckptstore.catalog import Catalog
+from ckptstore.errors import ConflictError
 from ckptstore.ids import random_ids, seeded_ids
 from ckptstore.layout import Name, RunKeys
 from ckptstore.maintenance import gc
@@ -17,6 +18,7 @@ from ckptstore.saving import Save
 from ckptstore.store import Store
 from ckptstore.testing.hooks import HookedBackend
 from ckptstore.testing.schedules import Actor, explore, sample
+from ckptstore.uri import Ref
 from tests.conftest import FULL
 
 NOW = 1_000_000.0
@@ -181,6 +183,42 @@ def makers(name: Name) -> dict[str, Actor]:
         "purge": purger(name),
         "gc": collector,
     }
+
+
+def test_what_was_pinned_while_it_was_deleted_is_not_purged() -> None:
+    """The purge looked at the trash record, and for pins, before the record went."""
+    space, name = world()
+    keys = RunKeys(RUN)
+    record = space.objects[keys.record(name)][0]
+    deleting._put_trash(Catalog(MemoryBackend(space), random_ids), RUN, name, record, 0, "test")
+
+    def hook(operation: str, key: str, phase: str) -> None:
+        if (operation, key, phase) == ("create_exclusive", keys.record(name), "before"):
+            assert marks.pin(Catalog(MemoryBackend(space), random_ids), RUN, name)
+            assert MemoryBackend(space).remove_if(keys.record(name), record)
+
+    assert purger(name)(HookedBackend(MemoryBackend(space), hook)) is False
+    assert not gc(Store(MemoryBackend(space)), grace=0).freed
+    store = Store(MemoryBackend(space))
+    assert store.undelete(Ref(None, RUN, str(name))).quick_check() == ()
+
+
+def test_a_delete_that_backs_off_leaves_the_trash_record_of_another_that_died() -> None:
+    """The other has removed the record, and was about to write its trash record anew."""
+    space, name = world()
+    keys = RunKeys(RUN)
+    record = space.objects[keys.record(name)][0]
+
+    def hook(operation: str, key: str, phase: str) -> None:
+        at_trash = (operation, key, phase) == ("put", keys.trash_record(name), "after")
+        if at_trash and keys.record(name) in space.objects:
+            marks.pin(Catalog(MemoryBackend(space), random_ids), RUN, name)
+            assert MemoryBackend(space).remove_if(keys.record(name), record)
+
+    with pytest.raises(ConflictError, match="pinned"):
+        deleter(name)(HookedBackend(MemoryBackend(space), hook))
+    store = Store(MemoryBackend(space))
+    assert store.undelete(Ref(None, RUN, str(name))).quick_check() == ()
 
 
 def test_undelete_and_purge_end_with_exactly_one_winner() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import ckptstore
 from ckptstore.backends.local import LocalBackend
-from ckptstore.maintenance import gc
+from ckptstore.maintenance import Policy, gc, prune
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.store import Store
 from ckptstore.testing.hooks import HookedBackend
@@ -140,6 +140,42 @@ def test_gc_killed_anywhere_leaves_every_commit_whole(tmp_path: Path) -> None:
             break
         point += 1
     assert point > 10
+
+
+@pytest.mark.timeout(900)
+def test_a_prune_killed_anywhere_goes_on_and_deletes_nothing_else(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    store = ckptstore.open_store(str(before))
+    for step in (1, 2, 3, 4, 5):
+        tree = make_tree(tmp_path / f"t{step}", step, {"actor/w.bin": 900, "cfg.json": 40})
+        store.push(tree, RUN, step, OPTIONS)
+    store.pin(store.get(RUN, step=1))
+    kept = [f"{RUN}@{step}" for step in (1, 4, 5)]
+    policy = Policy(keep_last=2)
+    point = 0
+    while True:
+        uri = tmp_path / "store"
+        shutil.rmtree(uri, ignore_errors=True)
+        shutil.copytree(before, uri, symlinks=True)
+
+        def prune_until(uri: Path = uri, point: int = point) -> None:
+            Countdown(point).install()
+            prune(ckptstore.open_store(str(uri)), RUN, policy)
+
+        killed = os.WIFSIGNALED(run_in_child(prune_until))
+        refs = check_store(uri)
+        assert [ref for ref in refs if ref in kept] == kept, f"killed at {point}: {refs}"
+        opened = ckptstore.open_store(str(uri))
+        prune(opened, RUN, policy)
+        assert check_store(uri) == kept, f"killed at {point}"
+        collect(uri)
+        check_clean(uri)
+        assert check_store(uri) == kept
+        if not killed:
+            break
+        point += 1 if FULL else 5
+    print(f"{point} kill points")
+    assert point > 20
 
 
 @pytest.mark.timeout(900)

@@ -11,10 +11,14 @@ import sys
 from pathlib import Path
 
 import ckptstore
+from ckptstore import mirrors
+from ckptstore.completing import write_whole
 from ckptstore.ids import seeded_ids
+from ckptstore.layout import Name, RunKeys
+from ckptstore.leases import LeaseKeeper
 from ckptstore.maintenance import verify
 from ckptstore.manifest import FORMAT
-from ckptstore.records import BestRule
+from ckptstore.records import BestRule, writer_here
 from ckptstore.saveoptions import SaveOptions
 from ckptstore.uri import parse_ref
 from ckptstore.voiding import ensure_void
@@ -81,7 +85,29 @@ def make_lives(root: Path) -> None:
     store.begin_life(RUN)
 
 
-STORES = {f"v{FORMAT}": make, f"v{FORMAT}-lives": make_lives}
+def make_mirrors(root: Path) -> None:
+    """A store that has a mirror, which lacks one of two; and that is a mirror, with half a copy."""
+    store = ckptstore.open_store(str(root / "store"), ids=seeded_ids("golden mirrors"))
+    for step in (100, 200):
+        with store.save(RUN, step) as save:
+            save.add_bytes("state", f"{step}\n".encode())
+    mirror = mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts", [RUN])
+    mirrors.acknowledge(store.catalog, mirror, RUN, [store.get(RUN, step=100).name])
+    mirrors.note_attempt(store.catalog, mirror, store="abcdefghijklmnop", problem="no space left")
+    name = Name(3, "zyxwvuts", 300)
+    lease = LeaseKeeper(
+        store.catalog, RUN, name, writer_here("abcdefghijklmnop"), copy_of="ponmlkjihgfedcba"
+    )
+    store.backend.make_directory(RunKeys(RUN).directory(name))
+    write_whole(store.backend, RunKeys(RUN).file(name, "state"), b"300\n")
+    lease.abandon()
+
+
+STORES = {
+    f"v{FORMAT}": make,
+    f"v{FORMAT}-lives": make_lives,
+    f"v{FORMAT}-mirrors": make_mirrors,
+}
 
 
 def write(target: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import ckptstore
+from ckptstore import mirrors
 from ckptstore.hashing import BLOCK_SIZE, block_digest, content_digest, file_digest
-from ckptstore.layout import Name
+from ckptstore.layout import Name, RunKeys
 from ckptstore.maintenance import gc, verify
 from ckptstore.pulling import pull
 from ckptstore.uri import parse_ref
@@ -148,3 +149,17 @@ def test_lives_are_counted_and_what_an_older_one_had_begun_is_void(tmp_path: Pat
     with pytest.raises(ckptstore.SupersededError):
         store.save(RUN, 300, life=2)
     assert store.begin_life(RUN) == 4
+
+
+def test_mirrors_and_half_a_copy_are_understood(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "v1-mirrors" / "store", tmp_path / "store", symlinks=True)
+    store = ckptstore.open_store(str(tmp_path / "store"))
+    (mirror,) = mirrors.known_mirrors(store.catalog)
+    assert mirror.id == mirrors.mirror_id("s3://bucket/ckpts") == "96599806febb7510"
+    assert mirror.note is not None
+    assert (mirror.note.store, mirror.note.problem) == ("abcdefghijklmnop", "no space left")
+    names = [c.name for c in store.list(RUN)]
+    assert mirrors.owed(store.catalog, RUN, names) == {names[1]: (mirror,)}
+    gc(store, grace=0)
+    copy = RunKeys(RUN).file(Name(3, "zyxwvuts", 300), "state")
+    assert store.backend.stat(copy) is not None, "gc leaves it to the mirror's next pass"

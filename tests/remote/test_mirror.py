@@ -124,7 +124,7 @@ def test_a_mirror_that_follows_outlives_restarts_of_its_server(
         elif outcome.ok and outcome.result is not None and not outcome.result.behind.checkpoints:
             in_step.set()
 
-    how, last = How(threads=1, progress=progress), threading.Event()
+    how = How(threads=1, progress=progress)
     try:
         uri = Bucket.make(server, monkeypatch).uri(timeout="1")
         follower = Follower(
@@ -133,7 +133,6 @@ def test_a_mirror_that_follows_outlives_restarts_of_its_server(
             lambda: ckptstore.open_store(uri),
             how,
             interval=0.2,
-            last=last,
             told=told,
         )
         thread = threading.Thread(target=follower.run)
@@ -141,11 +140,10 @@ def test_a_mirror_that_follows_outlives_restarts_of_its_server(
         assert failed.wait(120)
         server.start()
         assert in_step.wait(120)
-        last.set()
+        follower.finish()
         thread.join()
         assert check_store(uri) == [f"{RUN}@{step}" for step in (1, 2, 3)]
     finally:
         how.cancel.set()
         how.stop.set()
-        last.set()
         server.kill()

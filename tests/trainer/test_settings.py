@@ -456,9 +456,10 @@ def test_retention() -> None:
     config, _ = load_config([])
     assert retention_policy(config.storage) is None, "all is kept unless something else is said"
     given = "storage.keep_last=3 storage.keep_every=10 storage.max_size=5GiB storage.keep_best=2"
-    config, _ = load_config(f"{given} storage.best_metric=val/reward:max".split())
+    given += " storage.best_metric=val/reward:max storage.owed_limit=4"
+    config, _ = load_config(given.split())
     assert retention_policy(config.storage) == Policy(
-        keep_last=3, keep_every=10, keep_best=2, max_size=5 * 2**30
+        keep_last=3, keep_every=10, keep_best=2, max_size=5 * 2**30, owed_limit=4
     )
     message = refusal("storage.max_size=many")
     assert message.startswith("storage.max_size: 'many' is no amount of bytes")

@@ -20,10 +20,10 @@ Make = Callable[..., Training]
 FULL_DISK = "no space left"
 
 
-def mount(point: Path) -> None:
+def mount(point: Path, options: str = "size=16m") -> None:
     """A small file system of its own; skips the test where that is not permitted."""
     point.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "test", str(point)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "test", str(point)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         pytest.skip(f"mount is not permitted: {done.stderr.strip()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptstore import mirrors, open_store
+from ckptstore.backends.local import LocalBackend
 from ckptstore.errors import ConflictError, NotFoundError, UsageError
 from ckptstore.ids import random_letters
 from ckptstore.layout import RunKeys
@@ -200,6 +202,33 @@ def test_a_copy_that_is_damaged_in_the_mirror_is_no_copy(source: Store, target: 
     assert [s.ref for s in result.skipped] == [f"{RUN}@{name}"]
     assert f"--store {target.uri} --from {source.uri}" in (result.skipped[0].hint or "")
     assert set(mirrors.owed(source.catalog, RUN, [name])) == {name}
+
+
+def test_a_record_that_cannot_be_read_in_the_mirror_is_no_copy(
+    source: Store, target: Store
+) -> None:
+    mirror(source, target)
+    name = source.get(RUN, step=2).name
+    flip(Path(target.uri) / RunKeys(RUN).record(name))
+    mirrors.forget_mirror(source.catalog, mirrors.mirror_id(target.uri))
+    result = mirror(source, target)
+    assert [s.ref for s in result.skipped] == [f"{RUN}@{name}"]
+    assert set(mirrors.owed(source.catalog, RUN, [name])) == {name}
+
+
+def test_a_name_that_the_mirror_would_change_is_refused_before_a_byte_is_sent(
+    source: Store, tmp_path: Path
+) -> None:
+    with source.save("odd", 1) as files:
+        files.add_bytes("a\\b", b"x")
+    backend = LocalBackend(str(tmp_path / "picky"))
+    backend.capabilities = dataclasses.replace(backend.capabilities, forbidden="\\")
+    target = Store(backend)
+    result = mirror(source, target)
+    assert len(result.copied) == 3
+    assert len(result.skipped) == 1
+    assert "cannot hold" in result.skipped[0].reason
+    assert target.catalog.directories("odd") == []
 
 
 def test_an_empty_source_is_refused(tmp_path: Path, target: Store) -> None:

@@ -53,7 +53,7 @@ class MirrorBeside:
         targets: URIs of the stores to copy to.
         directory: Where ``mirror.json`` (the state of each mirror) and ``mirror.log`` are kept.
         runs: Patterns of the runs; none is all.
-        interval: Seconds between passes.
+        interval: Seconds between passes that :meth:`wake` does not ask for.
 
     Raises:
         CkptError: the process could not be started.
@@ -66,7 +66,7 @@ class MirrorBeside:
         directory: str | os.PathLike[str],
         *,
         runs: Sequence[str] = (),
-        interval: float = 5.0,
+        interval: float = 60.0,
     ) -> None:
         self.log = Path(directory, "mirror.log")
         self._status = Path(directory, "mirror.json")
@@ -100,6 +100,13 @@ class MirrorBeside:
     def pid(self) -> int:
         """The process."""
         return self._process.pid
+
+    def wake(self) -> None:
+        """A checkpoint has been committed: copy it now."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
 
     def revive(self) -> bool:
         """Start the process again if it has ended. Returns whether it had."""
@@ -144,43 +151,55 @@ class MirrorBeside:
 def main(argument: str) -> int:
     """The process: mirrors until its standard input ends or SIGTERM comes. Returns 0."""
     order = msgspec.json.decode(argument, type=Order)
-    os.nice(19)
+    _stand_back()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    last = threading.Event()
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at each try: where its keys are from
     how = How(runs=order.runs, newest_first=True, threads=1)
     file = StatusFile(order.status, order.source)
+    followers = [
+        Follower(
+            uri,
+            partial(open_store, order.source),
+            partial(open_store, uri),
+            how,
+            interval=order.interval,
+            told=file.update,
+        )
+        for uri in order.targets
+    ]
 
     def terminate(number: int, frame: object) -> None:
         del number, frame
         how.stop.set()
-        last.set()
+        for follower in followers:
+            follower.wake()
 
     signal.signal(signal.SIGTERM, terminate)
-    followers = [
-        threading.Thread(
-            target=Follower(
-                uri,
-                partial(open_store, order.source),
-                partial(open_store, uri),
-                how,
-                interval=order.interval,
-                last=last,
-                told=file.update,
-            ).run
-        )
-        for uri in order.targets
-    ]
-    for follower in followers:
-        follower.start()
-    threading.Thread(target=_end_with_stdin, args=(last,), daemon=True).start()
-    for follower in followers:
-        follower.join()
+    threading.Thread(target=_listen, args=(followers,), daemon=True).start()
+    threads = [threading.Thread(target=follower.run) for follower in followers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return 0
 
 
-def _end_with_stdin(last: threading.Event) -> None:
-    sys.stdin.read()
-    last.set()
+def _stand_back() -> None:
+    """Take only the time that nobody else wants: the processor's, and so the disk's."""
+    os.nice(19)
+    # Linux may share the processor among sessions first, and this process has one of its own: its
+    # niceness would count among its own threads only.
+    with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as group:
+        group.write("19")
+
+
+def _listen(followers: Sequence[Follower]) -> None:
+    """Each line is a wish for a pass; the end is that of the program."""
+    for _ in sys.stdin:
+        for follower in followers:
+            follower.wake()
+    for follower in followers:
+        follower.finish()
 
 
 if __name__ == "__main__":

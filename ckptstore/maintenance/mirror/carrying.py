@@ -49,11 +49,19 @@ class Marks:
         """Give the target the marks of a checkpoint that it lacks.
 
         Raises:
+            NotFoundError: the target is removing the checkpoint, and its marks with it.
             CkptError: storage failed. A mark that cannot be read stays where it is.
         """
-        lacking = self._here.get(name, frozenset()) - self._there.get(name, frozenset())
+        lacking = self._here.get(name, frozenset()) - self._there.get(name, frozenset()) - self._own
+        if lacking:
+            self._carry(name, lacking)
+
+    def _carry(self, name: Name, lacking: frozenset[str]) -> None:
+        found = self._target.find(self._run, name)
+        if found is not None and found.is_void:  # gc would only have to remove them again
+            return
         added = False
-        for key in sorted(lacking - self._own):
+        for key in sorted(lacking):
             try:
                 data = self._source.backend.read(key, document.SIZE_LIMIT)
                 mark = decode_mark(data, self._run, name, f"the mark {key}")

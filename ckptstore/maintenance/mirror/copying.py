@@ -28,7 +28,14 @@ from ckptstore.completing import (
     write_whole,
 )
 from ckptstore.deleting import refresh_hint
-from ckptstore.errors import CkptError, ConflictError, IntegrityError, NotFoundError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    TemporaryError,
+    printable,
+)
 from ckptstore.hashing import block_digest
 from ckptstore.ids import random_letters
 from ckptstore.layout import RunKeys, is_temporary
@@ -94,6 +101,7 @@ class _Copy:
     def run(self, carry_marks: Callable[[], None]) -> int:
         source, name = self.source, self.source.name
         record, manifest = self._record(), self._manifest_bytes()
+        self._check_names()
         older = [h for h in self.target.leases(source.run) if h.name == name]
         self._check_alone(older)
         self.writer = writer_here(random_letters() + random_letters())
@@ -117,6 +125,11 @@ class _Copy:
             self.backend.sync(directories_of(source.run, name, source.manifest))
             carry_marks()
             self._create_record(record)
+        except TemporaryError as error:
+            self._leave()
+            if self._is_shared():  # a file that both write is for a moment under neither name
+                raise BusyError(f"another mirror copied {source.ref} too") from error
+            raise
         except BaseException:
             self._leave()
             raise
@@ -144,6 +157,17 @@ class _Copy:
             raise IntegrityError(f"the manifest of {self.source.ref} has changed")
         return data
 
+    def _check_names(self) -> None:
+        """Refuse, before a byte is sent, names that the target would change."""
+        forbidden = set(self.backend.capabilities.forbidden)
+        for entry in self.source.files if forbidden else ():
+            if forbidden & set(entry.path):
+                raise ConflictError(
+                    f"{printable(entry.path)!r} cannot be stored in {self.target.uri}: a name "
+                    f"cannot hold {' '.join(sorted(forbidden))} there",
+                    hint="mirror this run to another kind of storage (--run leaves runs out)",
+                )
+
     def _check_alone(self, leases: Sequence[HeldLease]) -> None:
         now = self.backend.clock() if leases else 0.0
         for held in leases:
@@ -151,6 +175,14 @@ class _Copy:
             if is_live(held, now) and not ours:
                 host = held.lease.writer.host if held.lease is not None else "another host"
                 raise BusyError(f"{self.source.ref} is being copied by another mirror on {host}")
+
+    def _is_shared(self) -> bool:
+        """Whether another mirror has begun the same copy, not seeing this one's lease in time."""
+        return any(
+            held.name == self.source.name
+            and (held.lease is None or held.lease.writer.id != self.writer.id)
+            for held in self.target.leases(self.source.run)
+        )
 
     # Files
 

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ckptstore.errors import AccessDeniedError, CkptError, NotFoundError, UsageError
+from ckptstore.errors import AccessDeniedError, CkptError, UsageError
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
 from ckptstore.maintenance.mirror.pairing import where
-from ckptstore.maintenance.mirror.passes import mirror, note_failure
+from ckptstore.maintenance.mirror.passes import NothingYetError, mirror, note_failure
 from ckptstore.maintenance.mirror.several import Outcome
 from ckptstore.mirrors import expect_mirror
 from ckptstore.store import Store
@@ -30,7 +30,6 @@ class Follower:
         open_source, open_target: Open the stores; both are opened anew until they can be.
         how: See :class:`How`.
         interval: Seconds between passes.
-        last: Set it to end after one more whole pass; whoever sets ``how.stop`` sets it too.
         told: Called after each pass with what came of it.
     """
 
@@ -42,7 +41,6 @@ class Follower:
         how: How,
         *,
         interval: float,
-        last: threading.Event | None = None,
         told: Callable[[Outcome], None] | None = None,
     ) -> None:
         self._name = name
@@ -50,7 +48,8 @@ class Follower:
         self._open_target = open_target
         self._how = how
         self._interval = interval
-        self._last = last or threading.Event()
+        self._last = False
+        self._woken = threading.Event()
         self._told = told
         self._memory = Memory()
         self._expected = False
@@ -68,16 +67,26 @@ class Follower:
         """
         pause = self._interval
         while True:
-            is_last = self._last.is_set()
+            self._woken.clear()
+            is_last = self._last
             outcome = self.once()
             self._say(outcome)
             if self._told is not None:
                 self._told(outcome)
             if is_last or self._how.ending:
                 return outcome
-            failed = outcome.failure is not None and not _is_waiting(outcome.failure)
+            failed = outcome.failure is not None and not outcome.waits
             pause = min(max(pause * 2, 1.0), LONGEST_PAUSE) if failed else self._interval
-            self._last.wait(pause)
+            self._woken.wait(pause)
+
+    def wake(self) -> None:
+        """Have the next pass begin now, or, when ``how.stop`` is set, the end."""
+        self._woken.set()
+
+    def finish(self) -> None:
+        """Have it end after one more whole pass."""
+        self._last = True
+        self._woken.set()
 
     def once(self) -> Outcome:
         """One pass."""
@@ -98,7 +107,7 @@ class Follower:
         except UsageError:
             raise
         except CkptError as error:
-            if source is not None:
+            if source is not None and not isinstance(error, NothingYetError):
                 note_failure(source, self._name, error)
             return Outcome(self._name, None, error)
         return Outcome(self._name, result, result.failure)
@@ -122,14 +131,9 @@ class Follower:
             log.warning("the mirror %s is in step again", self._name)
 
 
-def _is_waiting(error: CkptError) -> bool:
-    """Whether there is only nothing to mirror yet."""
-    return isinstance(error, NotFoundError)
-
-
 def _problem(outcome: Outcome) -> str | None:
     if outcome.failure is not None:
-        if outcome.result is None and _is_waiting(outcome.failure):
+        if outcome.waits:
             return f"the mirror {outcome.target} waits: {outcome.failure}"
         return f"the mirror {outcome.target} is behind: {outcome.failure}"
     skipped = outcome.result.skipped if outcome.result is not None else ()

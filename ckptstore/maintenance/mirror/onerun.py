@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.advice import repair_command, repair_from_command
 from ckptstore.catalog import Found
-from ckptstore.errors import ConflictError, IntegrityError, NotFoundError
+from ckptstore.errors import (
+    CkptError,
+    ConflictError,
+    IntegrityError,
+    NotFoundError,
+    TemporaryError,
+)
 from ckptstore.layout import Name
 from ckptstore.leases import is_live
 from ckptstore.maintenance.mirror.carrying import Marks
@@ -50,6 +56,7 @@ class RunPass:
         source, target, run: What to copy, and where to.
         how: Limits, order, ways to end it.
         memory: What earlier passes have learnt.
+        acknowledged: What the source has noted so far that the target holds.
         acknowledge: Notes in the source what the target holds of the run.
 
     Attributes:
@@ -66,6 +73,7 @@ class RunPass:
         run: str,
         how: How,
         memory: Memory,
+        acknowledged: Collection[Name],
         acknowledge: Callable[[str, Iterable[Name]], None],
     ) -> None:
         self.source = source
@@ -74,6 +82,7 @@ class RunPass:
         self.how = how
         self.memory = memory
         self.acknowledge = acknowledge
+        self._acknowledged = acknowledged
         self.lacking: dict[Name, Commit] = {}
         self.copied: list[str] = []
         self.skipped: list[Skipped] = []
@@ -162,7 +171,7 @@ class RunPass:
                 continue
             found = source.find(self.run, held.name)
             kept = source.find_trash(self.run, held.name)[0] is not None
-            if (found is None or found.is_void) and not kept:
+            if found is not None and found.is_void and not kept:  # a lost record may come back
                 reason = "its source was removed for good"
                 if discard(self.target.catalog, self.run, held.name, reason):
                     self.target.backend.delete([held.key])
@@ -172,15 +181,33 @@ class RunPass:
         for name in names:
             if name not in there:
                 continue
-            self._marks.carry(name)
+            try:
+                self._marks.carry(name)
+            except NotFoundError:
+                if not self._has_been_there(name):
+                    raise
+                continue
             if self._marks.is_damaged_there(name):
-                self._held.discard(name)
-                ref = f"{self.run}@{name}"
-                self._skip(
-                    ref,
-                    f"it is damaged in {self.target.uri}",
-                    repair_from_command(self.target.catalog, ref, self.source.uri),
-                )
+                self._spoilt(name, "it is damaged")
+            elif name not in self._acknowledged and not self._has_its_record(name):
+                self._spoilt(name, "its record is not what it is here")
+
+    def _spoilt(self, name: Name, what: str) -> None:
+        """A copy that is none: whoever prunes the source must not rely on it."""
+        self._held.discard(name)
+        ref = f"{self.run}@{name}"
+        self._skip(
+            ref,
+            f"{what} in {self.target.uri}",
+            repair_from_command(self.target.catalog, ref, self.source.uri),
+        )
+
+    def _has_its_record(self, name: Name) -> bool:
+        there = self.target.catalog.find(self.run, name)
+        if there is None or there.is_void:
+            return True  # it was deleted there meanwhile
+        here = self.source.catalog.find(self.run, name)
+        return there.commit is not None and (here is None or here.data == there.data)
 
     def _copy(self, name: Name) -> None:
         checkpoint = Checkpoint(
@@ -188,18 +215,35 @@ class RunPass:
         )
         try:
             done = self._try(checkpoint)
-        except NotFoundError:
-            if self._still_there(name):
-                raise
-            del self.lacking[name]  # the source deleted it
         except BusyError as error:
             log.info("%s", error)
-        except (ConflictError, IntegrityError) as error:
-            hint = self._repair(name) if isinstance(error, IntegrityError) else error.hint
-            self._skip(checkpoint.ref, str(error), hint)
+        except (NotFoundError, ConflictError, IntegrityError, TemporaryError) as error:
+            self._failed(checkpoint, error)
         else:
             if done:
                 self._done(checkpoint)
+
+    def _failed(
+        self,
+        checkpoint: Checkpoint,
+        error: NotFoundError | ConflictError | IntegrityError | TemporaryError,
+    ) -> None:
+        """What an error of one copy means: deleted here or there meanwhile, or not to be copied."""
+        name = checkpoint.name
+        if isinstance(error, TemporaryError) and not self._answers():
+            raise error
+        if self._has_been_there(name):  # another mirror copied it at the same time
+            del self.lacking[name]
+            self._held.add(name)
+        elif isinstance(error, TemporaryError):
+            raise error
+        elif isinstance(error, NotFoundError):
+            if self._still_there(name):
+                raise error
+            del self.lacking[name]  # the source deleted it
+        else:
+            hint = self._repair(name) if isinstance(error, IntegrityError) else error.hint
+            self._skip(checkpoint.ref, str(error), hint)
 
     def _try(self, checkpoint: Checkpoint) -> bool:
         """Copy it; whether it was (in a dry run: would be)."""
@@ -228,6 +272,25 @@ class RunPass:
         if time.monotonic() - self._acknowledged_at > ACKNOWLEDGE_SECONDS:
             self.acknowledge(self.run, self._held)
             self._acknowledged_at = time.monotonic()
+
+    def _answers(self) -> bool:
+        """Whether the target can be asked anything."""
+        try:
+            self.target.catalog.check_alive()
+        except CkptError:
+            return False
+        return True
+
+    def _has_been_there(self, name: Name) -> bool:
+        """Whether the target holds the checkpoint, or has given it up since it was looked for."""
+        catalog = self.target.catalog
+        catalog.check_alive()
+        found = catalog.find(self.run, name)
+        if found is None:
+            return catalog.find_trash(self.run, name)[0] is not None
+        return found.is_void or (
+            found.commit is not None and found.commit == self.lacking.get(name)
+        )
 
     def _still_there(self, name: Name) -> bool:
         self.source.catalog.check_alive()

@@ -28,6 +28,10 @@ from ckptstore.store import Store
 log = logging.getLogger(__name__)
 
 
+class NothingYetError(NotFoundError):
+    """The source holds no checkpoint: whoever follows it waits."""
+
+
 def mirror(
     source: Store, target: Store, how: How | None = None, memory: Memory | None = None
 ) -> MirrorResult:
@@ -81,7 +85,15 @@ class _Pass:
         for run in runs:
             if self.how.ending:
                 break
-            one = RunPass(self.source, self.target, run, self.how, self.memory, self.acknowledge)
+            one = RunPass(
+                self.source,
+                self.target,
+                run,
+                self.how,
+                self.memory,
+                self._acknowledged(run),
+                self.acknowledge,
+            )
             try:
                 one.copy()
             except CancelledError:
@@ -126,6 +138,11 @@ class _Pass:
                 error,
                 self.target.uri,
             )
+
+    def _acknowledged(self, run: str) -> frozenset[Name]:
+        if self.noted is None:
+            return frozenset()
+        return mirrors.acknowledged(self.source.catalog, self.noted, run)
 
     def acknowledge(self, run: str, names: Iterable[Name]) -> None:
         """Note in the source what the mirror holds."""
@@ -193,12 +210,13 @@ def runs_to_mirror(source: Store, how: How) -> list[str]:
     """The runs of the source that shall be mirrored.
 
     Raises:
-        NotFoundError: it is no store, or holds no checkpoint of them.
+        NothingYetError: it holds no checkpoint of them.
+        NotFoundError: it is no store.
         CkptError: it could not be read.
     """
     runs = [r for r in source.runs() if how.wants(r)]
     if not any(source.catalog.record_names(r) for r in runs):
-        raise NotFoundError(
+        raise NothingYetError(
             f"{source.uri} holds no checkpoint"
             + (" of these runs" if how.runs else "")
             + ": there is nothing to mirror",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ckptstore.errors import CkptError
-from ckptstore.records import Commit
+from ckptstore.records import Commit, moment
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Lag:
     def of(cls, commits: Iterable[Commit]) -> Lag:
         """The lag of a mirror that lacks ``commits``."""
         lacking = list(commits)
-        now = datetime.now(UTC)
-        ages = [(now - t).total_seconds() for c in lacking if (t := _time(c.created)) is not None]
+        now = time.time()
+        ages = [now - t for c in lacking if (t := moment(c.created)) is not None]
         return cls(len(lacking), sum(c.size for c in lacking), max([0.0, *ages]))
 
     def __add__(self, other: Lag) -> Lag:
@@ -53,14 +53,6 @@ class Lag:
             self.bytes + other.bytes,
             max(self.seconds, other.seconds),
         )
-
-
-def _time(created: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ckptstore.errors import CkptError
 from ckptstore.maintenance.mirror.how import How
 from ckptstore.maintenance.mirror.onerun import Memory
-from ckptstore.maintenance.mirror.passes import mirror, note_failure
+from ckptstore.maintenance.mirror.passes import NothingYetError, mirror, note_failure
 from ckptstore.maintenance.mirror.results import MirrorResult
 from ckptstore.store import Store
 
@@ -33,6 +33,11 @@ class Outcome:
         """Whether the mirror holds all that it is owed."""
         return self.failure is None and self.result is not None and self.result.ok
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is only nothing to mirror yet."""
+        return isinstance(self.failure, NothingYetError)
+
 
 def mirror_each(
     source: Store,
@@ -55,7 +60,8 @@ def mirror_each(
         try:
             result = mirror(source, open_target(), how, memory)
         except CkptError as error:
-            note_failure(source, name, error)
+            if not isinstance(error, NothingYetError):
+                note_failure(source, name, error)
             return Outcome(name, None, error)
         return Outcome(name, result, result.failure)
 

@@ -71,7 +71,7 @@ class StatusFile:
             ok=outcome.ok,
             updated=timestamp(),
             behind=result.behind if result is not None else None,
-            problem=next(iter(problems([outcome])), None),
+            problem=next(iter(problems([outcome])), None) if not outcome.waits else None,
         )
         with self._lock, translate_os_errors(str(self._path)):
             self._states[outcome.target] = state
