@@ -138,6 +138,7 @@ def note_attempt(
 
 
 def _put(catalog: Catalog, mirror: str, note: MirrorNote) -> None:
+    catalog.check_alive()  # nothing is written where the store is not any more
     catalog.backend.put(_note_key(mirror), document.encode(note))
     catalog.backend.sync([MIRRORS, ""])
 
@@ -159,6 +160,7 @@ def acknowledge(catalog: Catalog, mirror: Mirror, run: str, names: Iterable[Name
         updated=timestamp(),
         writer=writer_here(random_letters()),
     )
+    catalog.check_alive()
     catalog.backend.put(_names_key(mirror.id, run), document.encode(body))
     catalog.backend.sync([f"{MIRRORS}/{mirror.id}", MIRRORS])
 

@@ -254,13 +254,30 @@ def _forget(out: Output, source: Store, targets: Sequence[str]) -> None:
 def _tell(out: Output, outcomes: Sequence[Outcome], how: How) -> None:
     from cli.output import show_error
 
+    told: set[tuple[str, str | None]] = set()
     for outcome in outcomes:
         if outcome.result is not None:
             _tell_copies(out, outcome, dry_run=how.dry_run)
-            for skipped in outcome.result.skipped:
-                show_error(f"{skipped.ref} was not copied: {skipped.reason}", skipped.hint)
-        if outcome.failure is not None:
-            show_error(f"{outcome.target}: {outcome.failure}", outcome.failure.hint)
+        for problem in _problems(outcome):
+            if problem not in told:  # damage in the source is the same for every target
+                show_error(*problem)
+            told.add(problem)
+
+
+def _problems(outcome: Outcome) -> list[tuple[str, str | None]]:
+    """Sentences and hints that name what they are about, once: URIs are long."""
+    problems = []
+    for skipped in outcome.result.skipped if outcome.result is not None else ():
+        ref, reason = skipped.ref, skipped.reason
+        known = reason.startswith(f"{ref} ")
+        text = f"{reason}; it was not copied" if known else f"{ref} was not copied: {reason}"
+        problems.append((text, skipped.hint))
+    if outcome.failure is not None:
+        text = str(outcome.failure)
+        if outcome.target.partition("?")[0] not in text:
+            text = f"{outcome.target}: {text}"
+        problems.append((text, outcome.failure.hint))
+    return problems
 
 
 def _tell_copies(out: Output, outcome: Outcome, *, dry_run: bool = False) -> None:

@@ -75,14 +75,14 @@ def test_a_mirror_gets_what_it_lacks_and_then_nothing(store: Path, dst: Path) ->
             directory_of(dst, index=index)
         )
     again = ckpt("mirror", store, dst).ok()
-    assert again.out.startswith(f"{dst}: copied 0 checkpoints, sent 0 B")
+    assert again.out.startswith(f"{dst}: copied 0 checkpoints, sent 0 bytes in ")
     assert ckpt("mirror", store, dst, "--quiet").ok().out == ""
     ckpt("verify", dst, "--deep").ok()
 
 
 def test_one_of_several_fails(store: Path, dst: Path, place: Path) -> None:
     (place / "file").write_text("")
-    ran = ckpt("mirror", store, dst, place / "file/in").failed(3, f"{place}/file/in: ")
+    ran = ckpt("mirror", store, dst, place / "file/in").failed(3, f"{place}/file/in")
     assert f"{dst}: copied 2" in ran.out
     assert same(store, dst)
 
@@ -178,7 +178,7 @@ def test_what_is_damaged_is_skipped_with_the_command_that_repairs_it(
     store: Path, dst: Path
 ) -> None:
     flip(directory_of(store) / "model.bin", 9)
-    ran = ckpt("mirror", store, dst).failed(3, "is damaged: model.bin")
+    ran = ckpt("mirror", store, dst).failed(3, "is damaged: model.bin", "it was not copied")
     assert f"hint: ckpt repair gsm8k@{names_of(store)[1]} --store {store} --from STORE" in ran.err
     assert names_of(dst) == names_of(store)[:1]
 
@@ -263,21 +263,30 @@ def test_ending_a_limited_copy_finishes_the_file(
 
 
 def follow(store: Path, dst: Path, *options: str) -> subprocess.Popen[str]:
-    return start("mirror", store, dst, "--follow", "--interval", "0.1s", *options)
+    return start("mirror", store, dst, "--follow", "--interval", "0.3s", *options)
 
 
 def test_following(
     store: Path, source: Path, dst: Path, place: Path, started: list[subprocess.Popen[str]]
 ) -> None:
-    process = follow(store, dst)
+    status = place / "state.json"
+    process = follow(store, dst, "--status", str(status))
     started.append(process)
+
+    def passed() -> bool:
+        """Whether the pass that ended last was without a problem."""
+        return bool(json.loads(status.read_bytes())["mirrors"][str(dst)]["ok"])
+
     until(lambda: same(store, dst))
     ckpt("push", source, f"{store}/gsm8k@600").ok()
     until(lambda: len(names_of(dst)) == 3)
     for root in (store, dst):
+        status.unlink()
+        until(status.exists)  # a pass has ended: the stores are at rest
         root.rename(place / "away")
-        time.sleep(0.5)  # some passes that find nothing there
+        until(lambda: not passed())
         assert process.poll() is None
+        assert not root.exists()
         (place / "away").rename(root)
         step = 700 if root == store else 800
         ckpt("push", source, f"{store}/gsm8k@{step}").ok()

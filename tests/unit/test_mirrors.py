@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptstore import mirrors, open_store
+from ckptstore.errors import NotFoundError
 from ckptstore.layout import Name
 from ckptstore.store import Store
 
@@ -85,3 +86,13 @@ def test_attempts_are_noted(store: Store) -> None:
     assert again.note is not None
     assert again.note.problem is None
     assert again.note.reached == again.note.tried
+
+
+def test_nothing_is_noted_where_the_store_is_not_any_more(store: Store, tmp_path: Path) -> None:
+    mirror = mirrors.expect_mirror(store.catalog, "s3://bucket/ckpts")
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(NotFoundError):
+        mirrors.acknowledge(store.catalog, mirror, "run", [ONE])
+    with pytest.raises(NotFoundError):
+        mirrors.note_attempt(store.catalog, mirror)
+    assert not (tmp_path / "store").exists()

@@ -210,7 +210,8 @@ def runs_to_mirror(source: Store, how: How) -> list[str]:
     """The runs of the source that shall be mirrored.
 
     Raises:
-        NotFoundError: it is no store, or holds no checkpoint of them.
+        NothingYetError: it holds no checkpoint of them.
+        NotFoundError: it is no store.
         CkptError: it could not be read.
     """
     runs = [r for r in source.runs() if how.wants(r)]
