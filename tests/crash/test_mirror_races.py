@@ -155,3 +155,16 @@ def test_gc_removes_what_a_killed_mirror_left_beside_the_copy_of_another(
     assert not left.exists()
     assert target.catalog.leases(RUN) == []
     assert [c.step for c in target.list(RUN)] == [1, 2, 3]
+
+
+def test_what_the_source_has_removed_is_not_taken_for_spoilt_in_the_mirror(
+    source: Store, target: Store
+) -> None:
+    """Nor when what the mirror holds was never noted, or another mirror noted less."""
+    mirror(source, target)
+    remove(source, 1)
+    for noted in (Path(source.uri) / "mirrors").glob("*/*.json"):
+        noted.unlink()
+    result = mirror(source, target)
+    assert result.ok, result
+    assert [c.step for c in target.list(RUN)] == [1, 2, 3]

@@ -207,7 +207,9 @@ class RunPass:
         if there is None or there.is_void:
             return True  # it was deleted there meanwhile
         here = self.source.catalog.find(self.run, name)
-        return there.commit is not None and (here is None or here.data == there.data)
+        if here is None or here.is_void:  # it was deleted here
+            return there.commit is not None
+        return there.commit is not None and here.data == there.data
 
     def _copy(self, name: Name) -> None:
         checkpoint = Checkpoint(
