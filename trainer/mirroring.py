@@ -134,18 +134,22 @@ class Mirrors:
             self._tracker.note("the mirrors hold all checkpoints")
             return
         states = self._beside.states
-        for uri, state in (states.mirrors if states is not None else {}).items():
-            if not state.ok:
-                lag = state.behind
-                lacks = (
-                    f"; it lacks {lag.checkpoints} checkpoints ({decimal(lag.bytes)})"
-                    if lag is not None
-                    else ""
-                )
-                self._tracker.warn(
-                    f"{state.problem or f'the mirror {uri} is behind'}{lacks}",
-                    f"later: ckpt mirror {self._store.uri} '{uri}'",
-                )
+        known = states.mirrors if states is not None else {}
+        for uri in self._uris.values():
+            state = known.get(uri)
+            if state is not None and state.is_in_step:
+                continue
+            problem = state.problem if state is not None else None
+            lag = state.behind if state is not None else None
+            lacks = (
+                f"; it lacks {lag.checkpoints} checkpoints ({decimal(lag.bytes)})"
+                if lag is not None
+                else ""
+            )
+            self._tracker.warn(
+                f"{problem or f'the mirror {uri} is behind'}{lacks}; see {self._beside.log}",
+                f"later: ckpt mirror {self._store.uri} '{uri}'",
+            )
 
     def leave(self) -> None:
         """Training has failed: the process copies what is lacking and ends by itself."""

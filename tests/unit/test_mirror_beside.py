@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,15 @@ def test_it_has_the_lowest_priority_although_it_is_a_session_of_its_own(tmp_path
     assert beside.states is not None
     assert [m.ok for m in beside.states.mirrors.values()] == [True]
     assert [c.step for c in open_store(str(tmp_path / "mirror")).list("run")] == [1]
+
+
+def test_a_process_that_was_killed_has_not_finished(tmp_path: Path) -> None:
+    source = open_store(str(tmp_path / "source"))
+    with source.save("run", 1) as files:
+        files.add_bytes("x", b"x")
+    beside = MirrorBeside(source.uri, [str(tmp_path / "target")], tmp_path)
+    os.kill(beside.pid, signal.SIGKILL)
+    assert not beside.finish(30)
+    assert beside.revive()
+    assert beside.finish(60)
+    assert [c.step for c in open_store(str(tmp_path / "target")).list("run")] == [1]

@@ -128,9 +128,11 @@ class MirrorBeside:
         self._close_pipe()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        ended = self._process.poll() is not None
         states = self.states
-        return ended and states is not None and all(s.ok for s in states.mirrors.values())
+        if self._process.poll() is None or states is None:
+            return False
+        found = states.mirrors.values()
+        return len(found) == len(self._order.targets) and all(s.is_in_step for s in found)
 
     def leave(self) -> None:
         """Have it copy what is lacking now, and end; without waiting for that."""

@@ -31,6 +31,11 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     behind: Lag | None
     problem: str | None
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it lacks nothing, not even what another process is copying."""
+        return self.ok and self.behind is not None and not self.behind.checkpoints
+
 
 class MirrorStates(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file.
