@@ -70,6 +70,15 @@ class TestRclone(_S3Conformance):
         assert self.raw_read("d/x") == data
         assert not list(backend.unfinished(""))
 
+    def test_put_replaces_whole(self, backend: Backend) -> None:
+        """Only when nobody reads meanwhile: it writes over the file that it serves.
+
+        (A document that is read half has the wrong digest, and counts as one that is damaged.)
+        """
+        for content in [bytes([65 + i]) * (1000 + i) for i in range(20)]:
+            backend.put("d/lease", content)
+            assert backend.read("d/lease", 10_000) == content
+
     @pytest.fixture(autouse=True)
     def _bucket(self, rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bucket = Bucket.make(rclone, monkeypatch)

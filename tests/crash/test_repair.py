@@ -71,13 +71,17 @@ def copy_of(root: Path, into: Path) -> Path:
 
 
 def repair_counting(backend_operations: bool, root: Path, mirror: Path, count: int) -> None:
-    sources = [ckptstore.open_store(str(mirror))]
     backend = LocalBackend(str(root), dedupe="link")
     if backend_operations:
         store = Store(HookedBackend(backend, Countdown(count).hook))
     else:
         store = Store(backend)
         Countdown(count).install()
+    repair_all(store, mirror)
+
+
+def repair_all(store: Store, mirror: Path) -> None:
+    sources = [ckptstore.open_store(str(mirror))]
     for result in repair_run(store, RUN, sources, threads=1):
         assert result.ok, result
 
@@ -123,7 +127,7 @@ def test_a_repair_killed_anywhere_leaves_each_thing_as_it_was_or_whole(
             assert data in (before.get(relative), good.get(relative)), f"{relative} at {point}"
         for relative in before:
             assert (root / relative).exists(), f"{relative} is gone at {point}"
-        repair_counting(operations, root, mirror, -1)
+        repair_all(Store(LocalBackend(str(root), dedupe="link")), mirror)
         whole_again(root, tmp_path)
         point += 1 if FULL else rng.randrange(1, 90 if operations else 30)
     record_property("kill points", killed)

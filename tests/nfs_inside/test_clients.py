@@ -18,7 +18,6 @@ import ckptstore
 from ckptstore.backends import open_backend
 from ckptstore.backends.base import Backend
 from ckptstore.backends.local import LocalBackend
-from ckptstore.backends.localfile import LocalReader
 from ckptstore.backends.nfs import NfsBackend, NfsReader
 from ckptstore.errors import NoSpaceError, SupersededError, TemporaryError
 from ckptstore.ids import random_letters
@@ -147,13 +146,17 @@ def test_a_save_killed_on_one_client_is_absent_or_whole_on_the_other(
 
 
 def test_a_reader_goes_on_when_its_file_is_replaced_on_the_other_client(clients: Clients) -> None:
-    """As `ckpt repair` or a restore from a backup does; the server forgets the old file."""
+    """As `ckpt repair` or a restore from a backup does; the server forgets the old file sometime.
+
+    (A server of version 4 keeps what is open, one of version 3 for some seconds at most: a plain
+    read then meets a stale file handle.)
+    """
     clients.a.mkdir()
     size = 40 * 1024 * 1024  # more than is read ahead
     data = random.Random(3).randbytes(1024 * 1024) * (size // 1024**2)
     (clients.a / "x").write_bytes(data)
     os.listdir(clients.b)
-    plain, reader = LocalReader(str(clients.b / "x")), backend(clients.b).open_reader("x")
+    reader = backend(clients.b).open_reader("x")
     buffer = bytearray(1000)
     (clients.a / "new").write_bytes(data)
     (clients.a / "new").rename(clients.a / "x")
@@ -170,10 +173,6 @@ def test_a_reader_goes_on_when_its_file_is_replaced_on_the_other_client(clients:
     assert reader.read_into(offset, memoryview(buffer)) == 1000
     assert buffer == data[-1000:]
     reader.close()
-    if clients.version == "v3":  # a server of version 4 keeps what is open
-        with pytest.raises(TemporaryError, match="Stale file handle"):
-            plain.read_into(offset // 2, memoryview(buffer))
-    plain.close()
     assert isinstance(reader, NfsReader)
 
 
