@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckptstore import open_store
+from ckptstore.layout import is_temporary
 from ckptstore.mirrors import expect_mirror
 from tests.cli.support import (
     Ran,
@@ -250,7 +251,7 @@ def test_ending_a_limited_copy_finishes_the_file(
     ckpt("push", fill(place / "big", big), f"{store}/big@1").ok()
     process = start("mirror", store, dst, "--limit", "4MB", "--threads", "1")
     started.append(process)
-    until(lambda: any(p.is_dir() for p in (dst / "big").glob("0*-step-*")))
+    until(lambda: any(is_temporary(p.name) for p in (dst / "big").glob("0*-step-*/.*")))
     process.send_signal(signal.SIGTERM)
     ran = ended(process)
     assert ran.code == 143
