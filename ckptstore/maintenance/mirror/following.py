@@ -18,8 +18,9 @@ from ckptstore.store import Store
 
 log = logging.getLogger(__name__)
 
+FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
-"""After failures the pause between passes doubles up to this many seconds."""
+"""Seconds: after failures the pause between passes doubles from the one to the other."""
 
 
 class Follower:
@@ -50,6 +51,7 @@ class Follower:
         self._interval = interval
         self._last = False
         self._woken = threading.Event()
+        self._ending = threading.Event()
         self._told = told
         self._memory = Memory()
         self._expected = False
@@ -65,7 +67,7 @@ class Follower:
         Raises:
             UsageError: the stores cannot be a source and its mirror, today or ever.
         """
-        pause = self._interval
+        failures = 0
         while True:
             self._woken.clear()
             is_last = self._last
@@ -76,16 +78,23 @@ class Follower:
             if is_last or self._how.ending:
                 return outcome
             failed = outcome.failure is not None and not outcome.waits
-            pause = min(max(pause * 2, 1.0), LONGEST_PAUSE) if failed else self._interval
-            self._woken.wait(pause)
+            failures = failures + 1 if failed else 0
+            if failed:  # each try costs something: a new checkpoint is no reason for one
+                first = min(max(self._interval, 1.0), FIRST_PAUSE)
+                self._ending.wait(min(first * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
+            else:
+                self._woken.wait(self._interval)
 
     def wake(self) -> None:
-        """Have the next pass begin now, or, when ``how.stop`` is set, the end."""
+        """Have the next pass begin now, unless the last one failed; or end, after ``how.stop``."""
+        if self._how.ending:
+            self._ending.set()
         self._woken.set()
 
     def finish(self) -> None:
         """Have it end after one more whole pass."""
         self._last = True
+        self._ending.set()
         self._woken.set()
 
     def once(self) -> Outcome:
