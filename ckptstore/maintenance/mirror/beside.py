@@ -102,7 +102,10 @@ class MirrorBeside:
         return self._process.pid
 
     def wake(self) -> None:
-        """A checkpoint has been committed: copy it now."""
+        """A checkpoint has been committed: copy it now.
+
+        A mirror that failed is tried again when its pause is over.
+        """
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.write(b"\n")
